@@ -1,0 +1,206 @@
+"""The frames of the relay: one frozen dataclass per kind.
+
+Upward frames go from head to tail (`Hello`, `Prefill`, `Round`, `Release`), downward frames from tail to head
+(`Welcome`, `Verdict`, `Error`). `docs/protocol.md` is the state machine these frames drive.
+
+A *row* of work is identified by (epoch, slot, generation, round, position, token): the epoch is in the stream's
+key, the rest in the row. `round` counts the frames of one generation of one slot, prefill chunks included, from 0.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from relay.profile import Profile
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """Raw tensor bytes, C-contiguous and little-endian, with what is needed to read them."""
+
+    #: one of `DTYPE_BYTES`
+    dtype: str
+    shape: tuple[int, ...]
+    data: bytes | memoryview
+
+
+#: bytes per element of every dtype a frame may carry
+DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1, "int32": 4, "int64": 8}
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How a row's tokens are chosen; `temperature` 0 is greedy and ignores the rest."""
+
+    temperature: float
+    #: 0 switches the filter off
+    top_k: int
+    #: 1.0 switches the filter off
+    top_p: float
+    #: 0.0 switches the filter off
+    min_p: float
+    #: signed 64 bit
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """The head opens an epoch on a tail it has leased."""
+
+    head: str
+    epoch: int
+    lanes: int
+    profile: Profile
+    #: first layer of the tail's half
+    split: int
+    slots: int
+    #: most tokens a row of a `Round` or a `Prefill` chunk may bring
+    max_query: int
+
+
+@dataclass(frozen=True, slots=True)
+class Welcome:
+    """The tail accepts the epoch; every cache slot is empty."""
+
+    tail: str
+    epoch: int
+
+
+class ErrorReason(StrEnum):
+    """Why a tail refuses an epoch or gives one up."""
+
+    PROFILE_MISMATCH = "profile_mismatch"
+    SPLIT_MISMATCH = "split_mismatch"
+    TOO_MANY_SLOTS = "too_many_slots"
+    QUERY_TOO_LONG = "query_too_long"
+    TAIL_FAILED = "tail_failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Error:
+    """The tail refuses or ends the epoch; `message` names both sides of a mismatch."""
+
+    epoch: int
+    reason: ErrorReason
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """Start a slot with the first `length` cache positions of another slot instead of computing them."""
+
+    slot: int
+    generation: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class Prefill:
+    """A chunk of known tokens of one slot. Round 0 starts a new generation of the slot."""
+
+    #: the head's number for this frame; a resent frame keeps it, the answer repeats it
+    number: int
+    slot: int
+    generation: int
+    round: int
+    #: absolute position of the chunk's first token
+    position: int
+    #: the chunk's last token: the base token if this is the last chunk
+    token: int
+    #: whether the last row is to be sampled (it gives the first token)
+    last: bool
+    sampling: Sampling
+    copy: Copy | None
+    #: [tokens, hidden]
+    hidden: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """One row of a round: the base token, not yet in any cache, and what the drafter puts after it."""
+
+    slot: int
+    generation: int
+    round: int
+    #: absolute position of the base token
+    position: int
+    #: the base token: the last committed one
+    token: int
+    draft: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """One speculative round of a lane."""
+
+    number: int
+    rows: tuple[Draft, ...]
+    #: packed [sum(1 + len(row.draft)), hidden], rows in order
+    hidden: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """A slot's generation is over; the tail forgets it."""
+
+    number: int
+    slot: int
+    generation: int
+    round: int
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """A row's verdict: `accepted` drafted tokens held, `tokens` = those and the tail's own next one.
+
+    For a prefill chunk that is not the last, and for a release, `tokens` is empty.
+    """
+
+    slot: int
+    generation: int
+    round: int
+    accepted: int
+    tokens: tuple[int, ...]
+
+
+class VoidReason(StrEnum):
+    """Why a row was not applied."""
+
+    #: the slot holds another generation
+    GENERATION = "generation"
+    #: the row's round is neither the next nor a remembered one
+    ROUND = "round"
+    #: base position or base token differ from the tail's state
+    BASE = "base"
+    #: the prefix to copy is no longer there
+    COPY = "copy"
+    #: the logits were not finite: the job cannot go on
+    NON_FINITE = "non_finite"
+    #: the row does not fit the slot or the vocabulary
+    BOUNDS = "bounds"
+
+
+@dataclass(frozen=True, slots=True)
+class Void:
+    """A row that was not applied: the tail's state is as before it."""
+
+    slot: int
+    generation: int
+    round: int
+    reason: VoidReason
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The answer to the upward frame `number`, row by row in its order."""
+
+    number: int
+    rows: tuple[Accepted | Void, ...]
+    #: seconds the tail worked on the frame; 0 for a stored answer
+    tail_s: float
+
+
+Upward = Hello | Prefill | Round | Release
+Downward = Welcome | Verdict | Error
+Message = Upward | Downward

@@ -1,0 +1,40 @@
+"""What makes two heads interchangeable: everything of the target model that can change a job's text."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """The identity of a served target model.
+
+    Two workers may serve the same jobs, or be the two halves of one model, only if their profiles are equal.
+    """
+
+    #: hex digest over config, tokenizer, generation config and all tensors' (name, dtype, shape)
+    fingerprint: str
+    #: compute dtype: "float32", "float16" or "bfloat16"
+    dtype: str
+    #: "none", "nf4" or "int8"
+    quantization: str
+    #: dtype of the hidden states on the wire; equal to `dtype` unless shrunk on purpose
+    wire_dtype: str
+    deterministic: bool
+    #: longest prompt + completion a job may have, in tokens
+    context: int
+
+    def to_json(self) -> dict[str, Any]:
+        """This profile as plain JSON values."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> Profile:
+        """The profile that `to_json` wrote; unknown keys raise TypeError."""
+        return cls(**value)
+
+    def differences(self, other: Profile) -> list[str]:
+        """One line per differing field, `name: mine ≠ theirs`; empty when the profiles are equal."""
+        pairs = ((f.name, getattr(self, f.name), getattr(other, f.name)) for f in fields(self))
+        return [f"{name}: {mine} ≠ {theirs}" for name, mine, theirs in pairs if mine != theirs]

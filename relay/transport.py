@@ -1,0 +1,114 @@
+"""The seam between shardq and whatever carries its frames: Redis streams (`relay.streams`) or memory
+(`relay.memory`). One contract test runs against both."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+from relay.messages import Downward, Hello, Upward
+from relay.profile import Profile
+
+
+M = TypeVar("M")
+
+
+@dataclass(frozen=True, slots=True)
+class TailInfo:
+    """What a tail announces while it lives."""
+
+    #: unique per process
+    tail: str
+    profile: Profile
+    split: int
+    slots: int
+    max_query: int
+    #: seconds since the epoch at which the tail's round loop last turned
+    pulse: float
+
+
+@dataclass(frozen=True, slots=True)
+class Received(Generic[M]):
+    """A frame as it arrived."""
+
+    lane: int
+    message: M
+    #: size of the encoded frame
+    num_bytes: int
+
+
+class HeadLink(Protocol):
+    """The head's end of one epoch."""
+
+    def send(self, lane: int, message: Upward) -> int:
+        """Hand over a frame and return its size in bytes. Never waits for the other side."""
+
+    def receive(self, timeout_s: float) -> Received[Downward] | None:
+        """The next frame of any lane, or None after `timeout_s`. Raises `LinkLost` when the transport broke."""
+
+    def close(self) -> None:
+        """Stop reading and writing; safe to call twice."""
+
+
+class TailLink(Protocol):
+    """The tail's end of one epoch."""
+
+    def send(self, lane: int, message: Downward) -> int:
+        """As `HeadLink.send`."""
+
+    def receive(self, timeout_s: float) -> Received[Upward] | None:
+        """As `HeadLink.receive`; a malformed frame is dropped with a logged reason, never raised."""
+
+    def close(self) -> None:
+        """As `HeadLink.close`."""
+
+
+class Announcement(Protocol):
+    """A tail's presence, kept alive by a thread until closed."""
+
+    def pulse(self) -> None:
+        """Tell that the round loop turned."""
+
+    def close(self) -> None:
+        """Withdraw the presence at once."""
+
+
+class Lease(Protocol):
+    """A head's exclusive, self-renewing right to one tail. Each lease is a new epoch."""
+
+    @property
+    def tail(self) -> TailInfo: ...
+
+    @property
+    def epoch(self) -> int: ...
+
+    def held(self) -> bool:
+        """False once the lease lapsed, was taken over, or the tail's presence ended."""
+
+    def release(self) -> None:
+        """Give the tail back; safe to call twice."""
+
+
+class Relay(Protocol):
+    """One process' access to the relay."""
+
+    def announce(self, tail: TailInfo) -> Announcement:
+        """Tail: make this tail known until the announcement is closed."""
+
+    def await_hello(self, tail: str, after_epoch: int, timeout_s: float) -> Hello | None:
+        """Tail: the newest hello with an epoch above `after_epoch`, or None after `timeout_s`."""
+
+    def accept(self, tail: str, hello: Hello) -> TailLink:
+        """Tail: its end of the epoch that `hello` opened."""
+
+    def tails(self) -> list[TailInfo]:
+        """Head: the tails that live now, leased or not."""
+
+    def lease(self, head: str, tail: TailInfo) -> Lease | None:
+        """Head: lease this tail and open a new epoch, or None if another head holds it."""
+
+    def connect(self, lease: Lease, hello: Hello) -> HeadLink:
+        """Head: send `hello` and return this end of the epoch. The tail's first frame on lane 0 answers it."""
+
+    def close(self) -> None:
+        """Close every connection and thread of this process' relay."""

@@ -1,0 +1,153 @@
+"""A job as it travels from the database to an engine, and the outcome as it travels back. Plain JSON both ways."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import Any
+
+#: `max_tokens` of a job that does not say
+DEFAULT_MAX_TOKENS = 512
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """What to generate. Exactly one of `prompt` and `messages` is set (checked at submission)."""
+
+    #: text, or token ids used as they are
+    prompt: str | tuple[int, ...] | None
+    #: chat messages `{"role": …, "content": …}` for the model's chat template
+    messages: tuple[dict[str, Any], ...] | None
+    #: always stored: drawn at submission where the user gave none
+    seed: int
+    max_tokens: int = DEFAULT_MAX_TOKENS
+    temperature: float = 1.0
+    #: 0 = off
+    top_k: int = 0
+    #: 1.0 = off
+    top_p: float = 1.0
+    #: 0.0 = off
+    min_p: float = 0.0
+    #: the text ends before the first of these
+    stop: tuple[str, ...] = ()
+    ignore_eos: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        """This request as plain JSON values."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> GenerationRequest:
+        """The request that `to_json` wrote, also after a trip through JSON; unknown keys raise TypeError."""
+        lists = {key: tuple(item) for key, item in value.items() if isinstance(item, list)}
+        return cls(**{**value, **lists})
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationTask:
+    """One attempt at one job: the arguments of the Celery task `shardq.generate`."""
+
+    job: str
+    attempt: int
+    batch: str
+    custom_id: str
+    model: str
+    request: GenerationRequest
+
+    @property
+    def task_id(self) -> str:
+        """The Celery task id: the same for every delivery of one attempt."""
+        return f"{self.job}.{self.attempt}"
+
+    def to_json(self) -> dict[str, Any]:
+        """This task as plain JSON values."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> GenerationTask:
+        """The task that `to_json` wrote."""
+        return cls(**{**value, "request": GenerationRequest.from_json(value["request"])})
+
+
+class FinishReason(StrEnum):
+    """Why a completed job's text ended."""
+
+    #: an end-of-sequence token or a stop string
+    STOP = "stop"
+    #: `max_tokens` or the context
+    LENGTH = "length"
+
+
+class FailureType(StrEnum):
+    """Why a job failed."""
+
+    #: prompt longer than the served context
+    CONTEXT_LENGTH = "context_length_exceeded"
+    #: the prompt is no valid input for this model (token out of range, chat template refuses it)
+    INVALID_PROMPT = "invalid_prompt"
+    #: the model produced NaN or infinite logits
+    NON_FINITE = "non_finite_logits"
+    #: a fault of the engine while it worked on this job
+    INTERNAL = "internal_error"
+
+
+@dataclass(frozen=True, slots=True)
+class Metrics:
+    """Figures of one generation (`docs/glossary.md` defines them). Times in seconds, clock: the head's."""
+
+    #: Unix time at which the job got its slot, and at which its last token was committed
+    started_at: float
+    finished_at: float
+    #: from `started_at` to the first committed token
+    ttft_s: float | None
+    #: tokens after the first commit / (last commit - first commit); None without an interval
+    decode_tps: float | None
+    #: speculative rounds, prefill's token excluded
+    rounds: int
+    #: tokens committed per round; None without a round
+    tokens_per_round: float | None
+    drafted: int
+    accepted: int
+    cached_tokens: int
+    wire_bytes_up: int
+    wire_bytes_down: int
+    draft_s: float
+    head_s: float
+    link_s: float
+    tail_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The end of one attempt: a text with figures, or a failure. Travels on the results stream."""
+
+    job: str
+    attempt: int
+    head: str
+    text: str | None
+    #: completion tokens as committed, the end-of-sequence token included
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason | None
+    prompt_tokens: int
+    #: both None for a completed job
+    failure: FailureType | None
+    failure_message: str | None
+    metrics: Metrics | None
+
+    def to_json(self) -> dict[str, Any]:
+        """This outcome as plain JSON values."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> Outcome:
+        """The outcome that `to_json` wrote."""
+        reason, failure, metrics = value["finish_reason"], value["failure"], value["metrics"]
+        return cls(
+            **{
+                **value,
+                "token_ids": tuple(value["token_ids"]),
+                "finish_reason": FinishReason(reason) if reason else None,
+                "failure": FailureType(failure) if failure else None,
+                "metrics": Metrics(**metrics) if metrics else None,
+            }
+        )

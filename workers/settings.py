@@ -1,0 +1,60 @@
+"""Settings of the head and tail processes; the only reader of their environment variables."""
+
+from __future__ import annotations
+
+import socket
+from typing import Literal
+
+from pydantic import Field
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+
+class WorkerSettings(BaseSettings):
+    """What both halves need to know. Each field is also the environment variable `SHARDQ_<FIELD>`."""
+
+    model_config = SettingsConfigDict(env_prefix="SHARDQ_", frozen=True, extra="ignore")
+
+    #: Hugging Face directory, hub id or GGUF file of the target model
+    model: str
+    #: first layer of the tail's half; None cuts in the middle
+    split: int | None = Field(default=None, ge=1)
+    dtype: Literal["float32", "float16", "bfloat16"] = "float32"
+    device: str = "cpu"
+    #: the server that carries the frames between head and tail
+    relay_url: str = "redis://127.0.0.1:6380/0"
+    #: longest prompt + completion, in tokens; both halves must agree
+    max_length: int = Field(default=1024, ge=16)
+    trust_remote_code: bool = False
+    #: allow a Redis without password at an address other than this machine's own
+    allow_insecure: bool = False
+
+
+class HeadSettings(WorkerSettings):
+    """The head: engine, drafter and Celery fronts."""
+
+    #: the name under which the model is served; None takes the last part of `model`
+    name: str | None = None
+    #: stable over restarts: it owns this head's unacknowledged messages
+    head_id: str = Field(default_factory=socket.gethostname)
+    broker_url: str = "redis://127.0.0.1:6379/0"
+    #: jobs decoded at the same time
+    slots: int = Field(default=16, ge=1)
+    #: tokens drafted per row and round; 0 decodes plainly
+    draft_length: int = Field(default=4, ge=0, le=64)
+    drafter: Literal["none", "ngram", "model"] = "ngram"
+    #: the drafter's model for `drafter = "model"`
+    drafter_model: str | None = None
+    #: groups of rows in flight at the same time
+    lanes: int = Field(default=1, ge=1)
+    #: tokens per prefill chunk
+    prefill_chunk: int = Field(default=64, ge=1)
+    #: Celery consumer processes
+    fronts: int = Field(default=8, ge=1)
+
+
+class TailSettings(WorkerSettings):
+    """The tail: second half, LM head, sampling and verification."""
+
+    tail_name: str = Field(default_factory=socket.gethostname)
+    #: most slots a head may ask for
+    slots: int = Field(default=64, ge=1)
