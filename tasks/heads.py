@@ -1,0 +1,176 @@
+"""What the queue server knows about heads: who lives, what they serve, what they have taken."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+
+import redis
+
+from relay.profile import Profile
+from tasks import keys
+from tasks.errors import HeadIdTaken, ProfileMismatch
+
+#: milliseconds a head counts as alive after its last beat
+PRESENCE_MS = 10_000
+#: seconds between two beats
+BEAT_S = 2.0
+
+_CLAIM = """
+local value = redis.call('GET', KEYS[1])
+if value and cjson.decode(value)['instance'] ~= ARGV[1] then return value end
+redis.call('SET', KEYS[1], ARGV[2], 'PX', ARGV[3])
+redis.call('SADD', KEYS[2], ARGV[4])
+return false
+"""
+
+_RESTORE = """
+if redis.call('HDEL', KEYS[1], ARGV[1]) == 0 then return 0 end
+redis.call('ZREM', KEYS[2], ARGV[1])
+redis.call('RPUSH', KEYS[3], ARGV[2])
+return 1
+"""
+
+_FORGET = """
+if redis.call('EXISTS', KEYS[1], KEYS[2]) > 0 then return 0 end
+return redis.call('SREM', KEYS[3], ARGV[1])
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class HeadInfo:
+    """What a head tells about itself every two seconds."""
+
+    head_id: str
+    #: differs between two processes with the same `head_id`
+    instance: str
+    #: served name and profile
+    model: str
+    profile: Profile
+    slots: int
+    #: task ids the engine knows: in a slot, waiting for one, or finished but not yet recorded
+    live: tuple[str, ...]
+    #: whether the fronts take jobs (a tail is there)
+    consuming: bool
+    #: jobs that hold a slot
+    running: int
+    #: completion tokens per second over all jobs, now
+    tokens_per_s: float
+    #: Unix time at which the head process started
+    started_at: float
+
+    def to_json(self) -> str:
+        """This information as JSON text."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> HeadInfo:
+        """The information that `to_json` wrote."""
+        value = json.loads(text)
+        profile = Profile.from_json(value["profile"])
+        return cls(**{**value, "profile": profile, "live": tuple(value["live"])})
+
+
+def claim(client: redis.Redis, info: HeadInfo) -> None:
+    """A starting head's first beat. Raises HeadIdTaken while another instance's presence stands.
+
+    After a crash that presence lapses within `PRESENCE_MS`: try again for a little longer than that.
+    """
+    presence, body = keys.head(info.head_id), info.to_json()
+    other = client.eval(_CLAIM, 2, presence, keys.HEADS, info.instance, body, PRESENCE_MS, info.head_id)
+    if other:
+        found = HeadInfo.from_json(other)
+        raise HeadIdTaken(
+            f"another head is alive under the id {info.head_id!r} "
+            f"(instance {found.instance}, model {found.model}); give this one another id (SHARDQ_HEAD_ID)"
+        )
+
+
+def beat(client: redis.Redis, info: HeadInfo) -> None:
+    """Renew the head's presence. One round trip."""
+    pipeline = client.pipeline(transaction=False)
+    pipeline.set(keys.head(info.head_id), info.to_json(), px=PRESENCE_MS)
+    pipeline.sadd(keys.HEADS, info.head_id)
+    pipeline.execute()
+
+
+def withdraw(client: redis.Redis, head_id: str) -> None:
+    """The head leaves now; messages it has not acknowledged are restored by the bookkeeper."""
+    client.delete(keys.head(head_id))
+
+
+def known_heads(client: redis.Redis) -> set[str]:
+    """The ids of all heads that may own unacknowledged messages, alive or not."""
+    return {_text(name) for name in client.smembers(keys.HEADS)}
+
+
+def live_heads(client: redis.Redis) -> list[HeadInfo]:
+    """The heads whose presence stands, by id."""
+    names = sorted(known_heads(client))
+    values = client.mget([keys.head(name) for name in names]) if names else []
+    return [HeadInfo.from_json(value) for value in values if value]
+
+
+def forget_head(client: redis.Redis, head_id: str) -> bool:
+    """Drop a head from the index, unless it is alive or messages of its are left."""
+    names = (keys.head(head_id), keys.unacked(head_id), keys.HEADS)
+    return bool(client.eval(_FORGET, len(names), *names, head_id))
+
+
+def register_profile(client: redis.Redis, name: str, profile: Profile) -> None:
+    """Serve `profile` as `name`. Raises ProfileMismatch if the name stands for another profile."""
+    if client.hsetnx(keys.MODELS, name, json.dumps(profile.to_json())):
+        return
+    registered = registered_models(client).get(name, profile)
+    differences = profile.differences(registered)
+    if differences:
+        raise ProfileMismatch(
+            f"model {name!r} is registered with another profile (this head's ≠ the registered one's): "
+            + "; ".join(differences)
+        )
+
+
+def registered_models(client: redis.Redis) -> dict[str, Profile]:
+    """Every served name and its profile, by name."""
+    values = client.hgetall(keys.MODELS)
+    return {_text(name): Profile.from_json(json.loads(values[name])) for name in sorted(values)}
+
+
+def forget_model(client: redis.Redis, name: str) -> bool:
+    """Free a served name for another profile; False if it was not registered."""
+    return bool(client.hdel(keys.MODELS, name))
+
+
+def restore_unacked(client: redis.Redis, head_id: str | None) -> int:
+    """Put every message this head took but did not acknowledge back where it is served next.
+
+    Each message moves atomically, and only if it is still there: concurrent restores and late
+    acknowledgements do no harm. For a head that starts, and for one whose presence lapsed. Returns the
+    number moved.
+    """
+    unacked, index = keys.unacked(head_id), keys.unacked_index(head_id)
+    restore = client.register_script(_RESTORE)
+    moved = 0
+    for tag, value in client.hgetall(unacked).items():
+        message, _, routing_key = json.loads(value)
+        ready, body = _redelivered(message, routing_key)
+        moved += int(restore(keys=[unacked, index, ready], args=[tag, body]))
+    return moved
+
+
+def _text(value: bytes | str) -> str:
+    return value.decode() if isinstance(value, bytes) else value
+
+
+def _redelivered(message: dict[str, object], routing_key: str) -> tuple[str, str]:
+    """The ready list and the body with which kombu would restore this message."""
+    headers, properties = message.get("headers"), message.get("properties")
+    priority = 0
+    if isinstance(headers, dict):
+        headers["redelivered"] = True
+    if isinstance(properties, dict):
+        priority = int(properties.get("priority") or 0)
+        info = properties.get("delivery_info")
+        if isinstance(info, dict):
+            info["redelivered"] = True
+    return keys.ready_at(routing_key, min(max(priority, 0), keys.PRIORITIES[-1])), json.dumps(message)

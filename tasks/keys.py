@@ -1,0 +1,63 @@
+"""Every key on the queue server."""
+
+from __future__ import annotations
+
+#: stream of `started` and `outcome` records on their way to the database
+RESULTS = "shardq:results"
+#: records nobody could read, kept for a look
+REJECTED = "shardq:results:rejected"
+#: the consumer group and its only consumer
+RESULTS_GROUP = "bookkeeper"
+#: set of the ids of all heads that may own unacknowledged messages
+HEADS = "shardq:heads"
+#: hash: served name → profile as JSON
+MODELS = "shardq:models"
+#: lease of the one working bookkeeper
+BOOKKEEPER = "shardq:bookkeeper"
+
+#: stands in the unacknowledged keys of a consumer that is no head
+NO_HEAD = "no-head"
+#: message priorities; 0 is served first
+PRIORITIES = tuple(range(10))
+#: between a queue's name and its priority
+SEPARATOR = ":"
+
+
+def queue(model: str) -> str:
+    """The Celery queue of a served name."""
+    return f"shardq.{model}"
+
+
+def ready(model: str) -> list[str]:
+    """The lists that hold a served name's waiting messages, first served first."""
+    return [ready_at(queue(model), priority) for priority in PRIORITIES]
+
+
+def ready_at(queue_name: str, priority: int) -> str:
+    """The list of one queue and priority, named as kombu does."""
+    return f"{queue_name}{SEPARATOR}{priority}" if priority else queue_name
+
+
+def job(task_id: str) -> str:
+    """A job attempt's admission lease while it runs, its done marker afterwards."""
+    return f"shardq:job:{task_id}"
+
+
+def head(head_id: str) -> str:
+    """A head's presence."""
+    return f"shardq:head:{head_id}"
+
+
+def unacked(head_id: str | None) -> str:
+    """Hash: delivery tag → message taken but not acknowledged by this head's fronts."""
+    return f"shardq:{head_id or NO_HEAD}.unacked"
+
+
+def unacked_index(head_id: str | None) -> str:
+    """Sorted set: delivery tag by the time it was taken or last refreshed."""
+    return f"{unacked(head_id)}_index"
+
+
+def unacked_mutex(head_id: str | None) -> str:
+    """Lock of kombu's own restoring."""
+    return f"{unacked(head_id)}_mutex"

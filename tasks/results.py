@@ -1,0 +1,144 @@
+"""The results stream: what heads tell about jobs, on its way into the database.
+
+Heads append; the bookkeeper alone reads, through a consumer group: 200 records, one transaction, then the
+records are acknowledged and deleted. A record is lost only with the queue server's disk.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import redis
+
+from tasks import keys
+from tasks.errors import RecordInvalid
+from tasks.generation import GenerationTask, Outcome
+from tasks.lease import DONE
+
+#: seconds for which a finished attempt is remembered, so that a late second delivery is not generated again
+DONE_MARKER_S = 3600
+#: records read, and recorded in one transaction, at a time
+READ_COUNT = 200
+#: unreadable records kept for a look
+_REJECTED_KEPT = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A head gave the job a slot."""
+
+    job: str
+    attempt: int
+    head: str
+    #: Unix time, the head's clock
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One readable entry of the stream."""
+
+    entry: bytes
+    content: Started | Outcome
+
+
+_CONTENT: dict[bytes, Callable[[dict[str, Any]], Started | Outcome]] = {
+    b"started": lambda value: Started(**value),
+    b"outcome": Outcome.from_json,
+}
+
+
+def publish_started(client: redis.Redis, task: GenerationTask, head: str, at: float) -> None:
+    """Tell that the job got its slot."""
+    value = {"job": task.job, "attempt": task.attempt, "head": head, "at": at}
+    client.xadd(keys.RESULTS, {"kind": "started", "task": task.task_id, "json": json.dumps(value)})
+
+
+def publish_outcome(client: redis.Redis, outcome: Outcome) -> None:
+    """Append the outcome and mark the attempt as done, both or neither. Acknowledge the task only after."""
+    task_id = f"{outcome.job}.{outcome.attempt}"
+    pipeline = client.pipeline(transaction=True)
+    pipeline.xadd(keys.RESULTS, {"kind": "outcome", "task": task_id, "json": json.dumps(outcome.to_json())})
+    pipeline.set(keys.job(task_id), DONE, ex=DONE_MARKER_S)
+    pipeline.execute()
+
+
+def is_done(client: redis.Redis, task_id: str) -> bool:
+    """Whether the attempt's outcome was published within the last hour."""
+    return client.get(keys.job(task_id)) == DONE.encode()
+
+
+def decode(entry: bytes, fields: dict[bytes, bytes] | None) -> Record:
+    """The record an entry holds. Raises RecordInvalid."""
+    try:
+        kind, value = (fields or {})[b"kind"], json.loads((fields or {})[b"json"])
+        content = _CONTENT[kind](value)
+    except (KeyError, TypeError, ValueError) as error:
+        raise RecordInvalid(f"entry {entry.decode()}: {type(error).__name__}: {error}") from error
+    return Record(entry, content)
+
+
+class ResultsReader:
+    """The bookkeeper's end of the stream. One at a time (see `tasks.bookkeeper`)."""
+
+    def __init__(self, client: redis.Redis, consumer: str = "bookkeeper") -> None:
+        self._client = client
+        self._consumer = consumer
+        self._group_known = False
+        #: whether our own pending entries, read by us or a predecessor but not settled, may be left
+        self._pending = True
+
+    def read(self, block_ms: int, count: int = READ_COUNT) -> list[tuple[bytes, dict[bytes, bytes]]]:
+        """Up to `count` raw entries, those read before but never settled first; waits `block_ms`.
+
+        After a failure call `reread` so that the unsettled entries come again.
+        """
+        self._ensure_group()
+        if self._pending:
+            entries = self._read("0", count, None)
+            if entries:
+                return entries
+            self._pending = False
+        return self._read(">", count, block_ms)
+
+    def reread(self) -> None:
+        """Start over with the unsettled entries: what was read last may not have been recorded."""
+        self._pending = True
+        self._group_known = False
+
+    def settle(self, entries: list[bytes]) -> None:
+        """The entries are recorded: acknowledge and delete them."""
+        if not entries:
+            return
+        pipeline = self._client.pipeline(transaction=True)
+        pipeline.xack(keys.RESULTS, keys.RESULTS_GROUP, *entries)
+        pipeline.xdel(keys.RESULTS, *entries)
+        pipeline.execute()
+
+    def reject(self, entry: bytes, fields: dict[bytes, bytes] | None) -> None:
+        """Move an unreadable entry aside, where it hurts no other record."""
+        pipeline = self._client.pipeline(transaction=True)
+        if fields:
+            pipeline.xadd(keys.REJECTED, fields, maxlen=_REJECTED_KEPT)  # type: ignore[arg-type]
+        pipeline.xack(keys.RESULTS, keys.RESULTS_GROUP, entry)
+        pipeline.xdel(keys.RESULTS, entry)
+        pipeline.execute()
+
+    def _read(self, start: str, count: int, block_ms: int | None) -> list[tuple[bytes, dict[bytes, bytes]]]:
+        reply: Any = self._client.xreadgroup(
+            keys.RESULTS_GROUP, self._consumer, {keys.RESULTS: start}, count=count, block=block_ms
+        )
+        return list(reply[0][1]) if reply else []
+
+    def _ensure_group(self) -> None:
+        if self._group_known:
+            return
+        try:
+            self._client.xgroup_create(keys.RESULTS, keys.RESULTS_GROUP, id="0", mkstream=True)
+        except redis.ResponseError as error:
+            if "BUSYGROUP" not in str(error):
+                raise
+        self._group_known = True

@@ -1,0 +1,34 @@
+"""Settings of everything that talks to the queue server; the only reader of this package's variables."""
+
+from __future__ import annotations
+
+from pydantic import Field
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+
+class TaskSettings(BaseSettings):
+    """Where the queue server is and who we are. Each field is also the variable `SHARDQ_<FIELD>`."""
+
+    model_config = SettingsConfigDict(env_prefix="SHARDQ_", frozen=True, extra="ignore")
+
+    #: broker, results stream and head presence
+    broker_url: str = "redis://127.0.0.1:6379/0"
+    #: allow a Redis without password at an address other than this machine's own
+    allow_insecure: bool = False
+    #: set in a head's front processes: names the keys of the messages they have taken but not acknowledged
+    head_id: str | None = None
+
+
+class BookkeeperSettings(TaskSettings):
+    """How far the bookkeeper feeds ahead and how often it looks after things."""
+
+    #: jobs kept queued per slot of the live heads of a model
+    window_per_slot: int = Field(default=4, ge=1)
+    #: jobs kept queued at least, also without a head
+    window_min_jobs: int = Field(default=256, ge=1)
+    #: bytes of queued messages per model, as the server counts them
+    window_bytes: int = Field(default=32 * 1024 * 1024, ge=1024)
+    #: share of the server's `maxmemory` above which nothing more is fed
+    memory_share: float = Field(default=0.7, gt=0, le=1)
+    #: seconds between two scans for lost jobs; a job is republished after two
+    scan_interval_s: float = Field(default=30.0, gt=0)
