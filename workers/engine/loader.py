@@ -1,0 +1,289 @@
+"""Loading one half of a model: only its own layers ever come into memory.
+
+A half is the library's own base model of a shortened config, built without memory on the meta device, into which
+the wanted tensors are read one by one under shifted layer numbers.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from accelerate import init_empty_weights
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModel, PreTrainedConfig, PreTrainedModel
+
+from workers.engine import checkpoint
+from workers.engine.families import Family, family_of, shorten
+from workers.engine.shard import Capacity, HeadShard, TailShard, WholeModel
+from workers.errors import ModelDamaged, ModelNotFound, ModelUnsupported, SplitInvalid
+
+Attention = Literal["sdpa", "eager"]
+
+#: where checkpoints keep the text model, longest first: multimodal ones nest it
+PREFIXES = ("model.language_model.", "language_model.model.", "model.", "")
+EMBEDDING = "embed_tokens.weight"
+LM_HEAD = "lm_head.weight"
+LAYER = re.compile(r"layers\.(\d+)\.(.+)")
+
+
+def load_head(
+    directory: Path | str,
+    split: int,
+    *,
+    dtype: torch.dtype | str = torch.float32,
+    device: torch.device | str = "cpu",
+    slots: int,
+    max_length: int,
+    max_query: int,
+    attention: Attention | None = None,
+) -> HeadShard:
+    """Embeddings and layers [0, split). Errors: ModelNotFound, ModelUnsupported, ModelDamaged, SplitInvalid.
+
+    `attention` None takes the fastest implementation that is right for the family.
+    """
+    plan = _plan(directory, dtype, device, Capacity(slots, max_length, max_query), attention)
+    check_split(split, plan.config.num_hidden_layers)
+    base, short = _load_base(plan, 0, split, embeddings=True, final_norm=False)
+    return HeadShard(base, short, plan.family, plan.capacity, eager=plan.eager)
+
+
+def load_tail(
+    directory: Path | str,
+    split: int,
+    *,
+    dtype: torch.dtype | str = torch.float32,
+    device: torch.device | str = "cpu",
+    slots: int,
+    max_length: int,
+    max_query: int,
+    attention: Attention | None = None,
+) -> TailShard:
+    """Layers [split, L), final norm and LM head; no embeddings, unless tied ones serve as LM head."""
+    plan = _plan(directory, dtype, device, Capacity(slots, max_length, max_query), attention)
+    check_split(split, plan.config.num_hidden_layers)
+    base, short = _load_base(plan, split, plan.config.num_hidden_layers, embeddings=False, final_norm=True)
+    if plan.family.embedding_scale is not None:
+        setattr(base, plan.family.embedding_scale, 1.0)
+    return TailShard(base, _load_lm_head(plan, None), short, plan.family, plan.capacity, eager=plan.eager)
+
+
+def load_whole(
+    directory: Path | str,
+    *,
+    dtype: torch.dtype | str = torch.float32,
+    device: torch.device | str = "cpu",
+    slots: int,
+    max_length: int,
+    max_query: int,
+    attention: Attention | None = None,
+) -> WholeModel:
+    """All layers with embeddings and LM head: a drafter, or a model that fits one machine."""
+    plan = _plan(directory, dtype, device, Capacity(slots, max_length, max_query), attention)
+    base, short = _load_base(plan, 0, plan.config.num_hidden_layers, embeddings=True, final_norm=True)
+    lm_head = _load_lm_head(plan, base.embed_tokens.weight)
+    return WholeModel(base, lm_head, short, plan.family, plan.capacity, eager=plan.eager)
+
+
+def load_config(directory: Path | str) -> PreTrainedConfig:
+    """The text model's config; ModelNotFound without one, ModelUnsupported for a type that is not allowed."""
+    path = Path(directory)
+    if not path.is_dir():
+        raise ModelNotFound(f"model directory {path} does not exist")
+    if not (path / "config.json").is_file():
+        raise ModelNotFound(f"{path} has no config.json")
+    try:
+        config: PreTrainedConfig = AutoConfig.from_pretrained(path, local_files_only=True)
+    except (ValueError, KeyError, OSError) as error:
+        raise ModelUnsupported(f"{path}/config.json cannot be read: {error}") from error
+    text: PreTrainedConfig = config.get_text_config(decoder=True)
+    family_of(text)
+    if "quantization_config" in config.to_dict():
+        raise ModelUnsupported(f"{path} is quantised already; shardq reads unquantised weights")
+    return text
+
+
+def context_length(directory: Path | str) -> int:
+    """The longest prompt + completion the model was made for, in tokens."""
+    length: int = load_config(directory).max_position_embeddings
+    return length
+
+
+def check_split(split: int, num_layers: int) -> None:
+    """SplitInvalid unless both halves get a layer."""
+    if not 1 <= split < num_layers:
+        raise SplitInvalid(
+            f"split {split} is not between 1 and {num_layers - 1}: the model has {num_layers} layers"
+        )
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """What to load from where."""
+
+    config: PreTrainedConfig
+    family: Family
+    files: dict[str, Path]
+    prefix: str
+    dtype: torch.dtype
+    device: torch.device
+    capacity: Capacity
+    eager: bool
+
+
+def _plan(
+    directory: Path | str,
+    dtype: torch.dtype | str,
+    device: torch.device | str,
+    capacity: Capacity,
+    attention: Attention | None,
+) -> _Plan:
+    config = load_config(directory)
+    family = family_of(config)
+    _check_position_scaling(config, capacity)
+    files = checkpoint.tensor_files(Path(directory))
+    return _Plan(
+        config=config,
+        family=family,
+        files=files,
+        prefix=_text_prefix(files),
+        dtype=dtype if isinstance(dtype, torch.dtype) else _dtype(dtype),
+        device=torch.device(device),
+        capacity=capacity,
+        eager=_eager(config, family, attention),
+    )
+
+
+def _dtype(name: str) -> torch.dtype:
+    dtypes = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+    if name not in dtypes:
+        raise ModelUnsupported(f"dtype {name!r} is not one of {', '.join(dtypes)}")
+    return dtypes[name]
+
+
+def _eager(config: PreTrainedConfig, family: Family, attention: Attention | None) -> bool:
+    """Whether to attend eagerly; sdpa cannot cap attention scores."""
+    if family.softcaps_scores and config.attn_logit_softcapping is not None:
+        if attention == "sdpa":
+            raise ModelUnsupported(f"{config.model_type} caps attention scores, which sdpa cannot")
+        return True
+    return attention == "eager"
+
+
+def _text_prefix(files: dict[str, Path]) -> str:
+    for prefix in PREFIXES:
+        if any(name.startswith(f"{prefix}layers.") for name in files):
+            return prefix
+    raise ModelDamaged("the checkpoint has no decoder layers under a name that shardq knows")
+
+
+def _check_position_scaling(config: PreTrainedConfig, capacity: Capacity) -> None:
+    """Refuse position scaling that depends on length, unless every slot stays within the original context."""
+    reach = capacity.max_length + capacity.max_query
+    for parameters in _rope_parameters(config):
+        kind = parameters.get("rope_type", "default")
+        if kind not in ("dynamic", "longrope"):
+            continue
+        original = _original_context(config, parameters, kind)
+        if reach > original:
+            raise ModelUnsupported(
+                f"{kind} position scaling depends on length beyond {original} tokens: "
+                f"max_length {capacity.max_length} plus {capacity.max_query} for padding goes past that"
+            )
+
+
+def _rope_parameters(config: PreTrainedConfig) -> list[dict[str, Any]]:
+    """The rope parameters of every layer type (one set of them for most models)."""
+    parameters = config.to_dict().get("rope_parameters") or {}
+    nested = [value for value in parameters.values() if isinstance(value, dict)]
+    return nested or [parameters]
+
+
+def _original_context(config: PreTrainedConfig, parameters: dict[str, Any], kind: str) -> int:
+    if kind == "dynamic":  # the library rescales beyond this, whatever the parameters say
+        return int(config.max_position_embeddings)
+    declared = parameters.get("original_max_position_embeddings")
+    return int(
+        declared or config.to_dict().get("original_max_position_embeddings") or config.max_position_embeddings
+    )
+
+
+def _load_base(
+    plan: _Plan, first: int, last: int, *, embeddings: bool, final_norm: bool
+) -> tuple[PreTrainedModel, PreTrainedConfig]:
+    """The base model of layers [first, last) with its weights, and its config."""
+    short = shorten(plan.config, first, last)
+    short.use_cache = True
+    implementation = "eager" if plan.eager else "sdpa"
+    # buffers such as rotary frequencies are not in the checkpoint, so they must be computed for real
+    with init_empty_weights(include_buffers=False):
+        base: PreTrainedModel = AutoModel.from_config(short, attn_implementation=implementation)
+    if not embeddings:
+        base.embed_tokens = nn.Identity()
+    if not final_norm:
+        base.norm = nn.Identity()
+    wanted = _wanted(plan, base, first)
+    state = dict(checkpoint.read_tensors(plan.files, wanted, plan.dtype, plan.device))
+    _assign(base, state)
+    base.to(device=plan.device)
+    base.requires_grad_(False)
+    return base.eval(), short
+
+
+def _wanted(plan: _Plan, base: PreTrainedModel, first: int) -> dict[str, str]:
+    """Stored name -> the model's own name, for every parameter of the half."""
+    wanted = {}
+    missing = []
+    for name in base.state_dict():
+        match = LAYER.fullmatch(name)
+        stored = plan.prefix + (f"layers.{int(match[1]) + first}.{match[2]}" if match else name)
+        if name == EMBEDDING and stored not in plan.files and plan.config.tie_word_embeddings:
+            stored = _lm_head_name(plan)
+        if stored not in plan.files:
+            missing.append(stored)
+        wanted[stored] = name
+    if missing:
+        raise ModelDamaged(f"the checkpoint lacks {len(missing)} tensors, first {missing[0]}")
+    return wanted
+
+
+def _assign(module: nn.Module, state: dict[str, Tensor]) -> None:
+    for name, parameter in module.state_dict().items():
+        checkpoint.only_shape_errors(name, parameter.shape, state[name].shape)
+    module.load_state_dict(state, strict=True, assign=True)
+
+
+def _lm_head_name(plan: _Plan) -> str:
+    """The LM head's stored name; multimodal checkpoints may keep it beside the nested text model."""
+    for name in (LM_HEAD, f"language_model.{LM_HEAD}"):
+        if name in plan.files:
+            return name
+    return LM_HEAD
+
+
+def _load_lm_head(plan: _Plan, embedding: Tensor | None) -> nn.Linear:
+    """The LM head: its own tensor if stored, else (tied) the embeddings, shared with `embedding` if given."""
+    stored = _lm_head_name(plan)
+    tied = plan.config.tie_word_embeddings
+    if stored not in plan.files:
+        if not tied:
+            raise ModelDamaged(f"the checkpoint lacks {stored}, and its config does not tie the embeddings")
+        stored = plan.prefix + EMBEDDING
+    if embedding is not None and tied and not _both_stored(plan):
+        weight = embedding
+    else:
+        ((_, weight),) = checkpoint.read_tensors(plan.files, {stored: "weight"}, plan.dtype, plan.device)
+    expected = torch.Size((plan.config.vocab_size, plan.config.hidden_size))
+    checkpoint.only_shape_errors(stored, expected, weight.shape)
+    with init_empty_weights():
+        lm_head = nn.Linear(plan.config.hidden_size, plan.config.vocab_size, bias=False)
+    lm_head.weight = nn.Parameter(weight, requires_grad=False)
+    return lm_head
+
+
+def _both_stored(plan: _Plan) -> bool:
+    """Whether a tied model's checkpoint holds LM head and embeddings, which then may differ."""
+    return _lm_head_name(plan) in plan.files and plan.prefix + EMBEDDING in plan.files
