@@ -1,0 +1,187 @@
+"""One database, SQLite or PostgreSQL: how it is opened, read and written."""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
+from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError
+
+from storage.errors import (
+    DatabaseBusy,
+    DatabaseUnavailable,
+    DatabaseUrlInvalid,
+    DriverMissing,
+    StorageError,
+)
+from storage.migrations import UPGRADES, Upgrade, prepare_schema
+
+#: how long a writer waits for another process' transaction, in milliseconds
+BUSY_TIMEOUT_MS = 10_000
+
+_WRITES = "shardq_writes"
+_EXPECTED = "expected sqlite:///PATH or postgresql://USER:PASSWORD@HOST/NAME"
+
+
+def parse_url(url: str) -> URL:
+    """`url` with the driver we use filled in and `~` expanded.
+
+    Raises DatabaseUrlInvalid; the message does not repeat the address, which may hold a password.
+    """
+    try:
+        parsed = make_url(url)
+    except (ArgumentError, ValueError) as error:
+        raise DatabaseUrlInvalid(f"not a database address: {_EXPECTED}") from error
+    if parsed.drivername in ("sqlite", "sqlite+pysqlite"):
+        if parsed.database in (None, "", ":memory:"):
+            raise DatabaseUrlInvalid(f"SQLite needs a file, several processes share it: {_EXPECTED}")
+        return parsed.set(drivername="sqlite+pysqlite", database=str(Path(str(parsed.database)).expanduser()))
+    if parsed.drivername in ("postgres", "postgresql", "postgresql+psycopg"):
+        return parsed.set(drivername="postgresql+psycopg")
+    raise DatabaseUrlInvalid(f"no database of kind {parsed.drivername!r} is supported: {_EXPECTED}")
+
+
+class Database:
+    """An open database. Safe to share between threads; each process opens its own."""
+
+    def __init__(self, engine: Engine, clock: Callable[[], float] = time.time) -> None:
+        self._engine = engine
+        self._clock = clock
+
+    @classmethod
+    def open(
+        cls,
+        url: str,
+        *,
+        clock: Callable[[], float] = time.time,
+        upgrades: Sequence[Upgrade] = UPGRADES,
+    ) -> Self:
+        """Open the database at `url`, create its tables if there are none, and upgrade an older schema.
+
+        An upgrade of an SQLite database leaves a backup file beside it. Raises DatabaseUrlInvalid,
+        DriverMissing, DatabaseUnavailable, SchemaInvalid or SchemaTooNew.
+        """
+        engine = _create_engine(parse_url(url))
+        try:
+            with _foreign_errors(engine):
+                prepare_schema(engine, upgrades, writing=_write_transaction)
+        except StorageError:
+            engine.dispose()
+            raise
+        return cls(engine, clock)
+
+    @property
+    def address(self) -> str:
+        """The address without its password."""
+        return describe(self._engine)
+
+    def now(self) -> float:
+        """Unix time in seconds."""
+        return self._clock()
+
+    @contextmanager
+    def read(self) -> Iterator[Connection]:
+        """A transaction that only reads. On SQLite it sees one state and never waits for writers."""
+        with _foreign_errors(self._engine), self._engine.connect() as connection, connection.begin():
+            yield connection
+
+    @contextmanager
+    def write(self) -> Iterator[Connection]:
+        """A transaction that writes: committed at the end of the block, rolled back by any exception.
+
+        On SQLite it takes the write lock at once (a deferred transaction that reads first could not upgrade
+        its lock, whatever the busy timeout). On PostgreSQL, lock the batch's row before its jobs' rows.
+        """
+        with _foreign_errors(self._engine), _write_transaction(self._engine) as connection:
+            yield connection
+
+    def close(self) -> None:
+        """Close all connections."""
+        self._engine.dispose()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def describe(engine: Engine) -> str:
+    """The engine's address for messages: a path, or an address without its password."""
+    if engine.dialect.name == "sqlite":
+        return str(engine.url.database)
+    return engine.url.render_as_string(hide_password=True)
+
+
+def _create_engine(url: URL) -> Engine:
+    """An engine whose errors do not repeat parameters: those are prompts and answers."""
+    if url.get_backend_name() == "sqlite":
+        _make_directory(Path(str(url.database)).parent)
+        engine = create_engine(url, hide_parameters=True, connect_args={"timeout": BUSY_TIMEOUT_MS / 1000})
+        event.listen(engine, "connect", _configure_sqlite)
+        event.listen(engine, "begin", _begin_sqlite)
+        return engine
+    try:
+        return create_engine(url, hide_parameters=True, pool_pre_ping=True)
+    except ModuleNotFoundError as error:
+        raise DriverMissing("PostgreSQL needs psycopg: pip install 'shardq[postgres]'") from error
+
+
+def _make_directory(directory: Path) -> None:
+    try:
+        # Prompts and answers are nobody else's business.
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise DatabaseUnavailable(f"cannot make the directory {directory}: {error.strerror}") from error
+
+
+def _configure_sqlite(connection: sqlite3.Connection, _record: Any) -> None:
+    # None: the driver starts no transaction of its own, `_begin_sqlite` does.
+    connection.isolation_level = None
+    cursor = connection.cursor()
+    cursor.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}")
+    cursor.execute("PRAGMA journal_mode = WAL")
+    cursor.execute("PRAGMA synchronous = NORMAL")
+    cursor.execute("PRAGMA foreign_keys = ON")
+    cursor.close()
+
+
+def _begin_sqlite(connection: Connection) -> None:
+    writes = connection.get_execution_options().get(_WRITES, False)
+    connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+
+
+@contextmanager
+def _write_transaction(engine: Engine) -> Iterator[Connection]:
+    with engine.connect().execution_options(**{_WRITES: True}) as connection, connection.begin():
+        yield connection
+
+
+@contextmanager
+def _foreign_errors(engine: Engine) -> Iterator[None]:
+    """Translate the driver's errors; a broken constraint is left to the caller, who knows what it means."""
+    try:
+        yield
+    except IntegrityError:
+        raise
+    except DBAPIError as error:
+        raise _translate(describe(engine), error) from error
+
+
+def _translate(where: str, error: DBAPIError) -> StorageError:
+    original = error.orig
+    lines = str(original).strip().splitlines()
+    if isinstance(original, sqlite3.Error) and original.sqlite_errorname.startswith("SQLITE_BUSY"):
+        return DatabaseBusy(f"{where} is locked by another process for over {BUSY_TIMEOUT_MS // 1000} s")
+    return DatabaseUnavailable(f"{where}: {lines[0] if lines else type(original).__name__}")

@@ -1,0 +1,115 @@
+"""What can go wrong in storage.
+
+StorageError
+├── DatabaseUrlInvalid      the address is none we can open
+├── DriverMissing           the address needs a package that is not installed
+├── DatabaseUnavailable     unreachable, not writable, disk full, not a database
+│   └── DatabaseBusy        another process held the write lock too long
+├── SchemaInvalid           the database holds tables that are not ours
+│   └── SchemaTooNew        written by a newer shardq
+├── NameTaken               another batch has this name
+├── SubmissionSuperseded    a later submission took this batch over, or it is published already
+├── BatchEmpty              a batch without a job cannot be published
+├── JobExists               a line number or custom_id is already in the batch
+├── BatchNotFound
+│   └── BatchAmbiguous      the prefix fits several batches
+└── JobNotFound
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class StorageError(Exception):
+    """Base of every error this package raises; its text is one line, fit to be shown to a user."""
+
+
+class DatabaseUrlInvalid(StorageError):
+    """The database address cannot be used."""
+
+
+class DriverMissing(StorageError):
+    """The database address needs a Python package that is not installed."""
+
+
+class DatabaseUnavailable(StorageError):
+    """The database cannot be reached, read or written right now."""
+
+
+class DatabaseBusy(DatabaseUnavailable):
+    """Another process kept the write lock for longer than the busy timeout; trying again is safe."""
+
+
+class SchemaInvalid(StorageError):
+    """The database holds tables with our names, but no schema version."""
+
+
+class SchemaTooNew(SchemaInvalid):
+    """The database was written by a newer shardq."""
+
+    def __init__(self, where: str, found: int, supported: int) -> None:
+        super().__init__(
+            f"{where} has schema version {found}, this shardq knows versions up to {supported}: "
+            "upgrade shardq, or use the backup made before the database was upgraded"
+        )
+        self.found = found
+        self.supported = supported
+
+
+class NameTaken(StorageError):
+    """A batch of this name exists with another content."""
+
+    def __init__(self, name: str, batch_id: str, difference: str) -> None:
+        super().__init__(f"the name {name!r} belongs to {batch_id}, which has {difference}")
+        self.name = name
+        self.batch_id = batch_id
+
+
+class SubmissionSuperseded(StorageError):
+    """This submission may no longer write to its batch."""
+
+    def __init__(self, batch_id: str) -> None:
+        super().__init__(f"{batch_id} was published, discarded or taken over by another submission")
+        self.batch_id = batch_id
+
+
+class BatchEmpty(StorageError):
+    """There is no job to publish."""
+
+    def __init__(self, batch_id: str) -> None:
+        super().__init__(f"{batch_id} holds no job: nothing to publish")
+        self.batch_id = batch_id
+
+
+class JobExists(StorageError):
+    """A job's line number or custom_id is already in its batch."""
+
+    def __init__(self, batch_id: str) -> None:
+        super().__init__(f"a line number or custom_id was given twice in {batch_id}")
+        self.batch_id = batch_id
+
+
+class BatchNotFound(StorageError):
+    """No batch has this id, name or id prefix."""
+
+    def __init__(self, reference: str) -> None:
+        super().__init__(f"no batch {reference!r}: expected an id, the beginning of one, or a name")
+        self.reference = reference
+
+
+class BatchAmbiguous(BatchNotFound):
+    """Several ids begin with the given prefix."""
+
+    def __init__(self, reference: str, candidates: Sequence[str]) -> None:
+        StorageError.__init__(self, f"{reference!r} fits several batches: {', '.join(candidates)}")
+        self.reference = reference
+        self.candidates = tuple(candidates)
+
+
+class JobNotFound(StorageError):
+    """No job has this id."""
+
+    def __init__(self, job_id: str) -> None:
+        super().__init__(f"no job {job_id!r}")
+        self.job_id = job_id

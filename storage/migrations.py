@@ -1,0 +1,93 @@
+"""The schema's version: tables are created, upgraded after a backup, or refused if newer than we are."""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, closing
+from dataclasses import dataclass
+from pathlib import Path
+
+from sqlalchemy import Connection, Engine, inspect, text
+
+from storage import tables
+from storage.errors import DatabaseUnavailable, SchemaInvalid, SchemaTooNew
+
+#: version of the tables before any upgrade
+FIRST_VERSION = 1
+#: advisory lock under which PostgreSQL's schema is made; any constant nobody else uses
+_SCHEMA_LOCK = 5_741_902_113
+
+
+@dataclass(frozen=True, slots=True)
+class Upgrade:
+    """One step from a version to the next."""
+
+    description: str
+    #: changes tables and data inside the caller's transaction
+    apply: Callable[[Connection], None]
+
+
+#: in order; the first leads from version 1 to version 2. `tables` always describes the newest version.
+UPGRADES: tuple[Upgrade, ...] = ()
+
+WriteTransaction = Callable[[Engine], AbstractContextManager[Connection]]
+
+
+def prepare_schema(engine: Engine, upgrades: Sequence[Upgrade], writing: WriteTransaction) -> None:
+    """Bring the database to the version that `upgrades` lead to; all steps in one transaction.
+
+    `writing` opens a transaction that holds the write lock from its beginning. Raises SchemaInvalid for
+    tables without a version, SchemaTooNew for a version we do not know; the database is unchanged then.
+    """
+    target = FIRST_VERSION + len(upgrades)
+    with engine.connect() as connection:
+        version = _read_version(connection, target)
+    if version == target:
+        return
+    with writing(engine) as connection:
+        if engine.dialect.name == "postgresql":
+            connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _SCHEMA_LOCK})
+        # Another process may have been here since.
+        version = _read_version(connection, target)
+        if version is None:
+            tables.metadata.create_all(connection)
+            connection.execute(tables.schema_version.insert().values(version=target))
+        elif version < target:
+            _back_up(engine, version)
+            for upgrade in upgrades[version - FIRST_VERSION :]:
+                upgrade.apply(connection)
+            connection.execute(tables.schema_version.update().values(version=target))
+
+
+def _read_version(connection: Connection, supported: int) -> int | None:
+    """The stored version, at most `supported`; None if the database is empty."""
+    where = str(connection.engine.url.database)
+    present = set(inspect(connection).get_table_names())
+    if tables.schema_version.name not in present:
+        foreign = sorted(present & set(tables.metadata.tables))
+        if foreign:
+            raise SchemaInvalid(f"{where} holds tables ({', '.join(foreign)}) without a schema version")
+        return None
+    version = connection.execute(tables.schema_version.select()).scalar_one()
+    if version > supported:
+        raise SchemaTooNew(where, version, supported)
+    if version < FIRST_VERSION:
+        raise SchemaInvalid(f"{where} has schema version {version}, which never existed")
+    return int(version)
+
+
+def _back_up(engine: Engine, version: int) -> None:
+    """Copy an SQLite database to `<file>.v<version>-<time>.bak`. PostgreSQL has its own tools for that."""
+    if engine.dialect.name != "sqlite":
+        return
+    source = Path(str(engine.url.database))
+    stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+    target = source.with_name(f"{source.name}.v{version}-{stamp}.bak")
+    # The caller holds the write lock, so this reader's copy is the state before the upgrade.
+    try:
+        with closing(sqlite3.connect(source)) as old, closing(sqlite3.connect(target)) as new:
+            old.backup(new)
+    except sqlite3.Error as error:
+        raise DatabaseUnavailable(f"not upgraded: the backup {target} cannot be written: {error}") from error

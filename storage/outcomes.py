@@ -1,0 +1,119 @@
+"""The record of how attempts ended: each attempt ends once, whatever is delivered how often."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import Connection, Row, bindparam, select
+
+from storage.batches import end_batches
+from storage.database import Database
+from storage.records import OutcomeRow, Recorded
+from storage.states import TERMINAL_STATES, JobState
+from storage.tables import batch, counter, job
+
+#: name of the counter of records whose job is not in the database
+UNKNOWN_RECORDS = "unknown_records"
+
+_COPIED = [name for name in OutcomeRow.__slots__ if name in job.c and name not in ("state", "token_ids")]
+
+
+def record_outcomes(db: Database, outcomes: Sequence[OutcomeRow]) -> Recorded:
+    """Record how attempts ended, in one transaction; at most 1,000 outcomes, about 200 are best.
+
+    The first terminal record of a job's current attempt wins. Later ones, and those of other attempts, are
+    counted in the job's row and change nothing else; those of unknown jobs are counted in `counter`. No clock
+    decides. A batch without an open job ends with it.
+    """
+    if not outcomes:
+        return Recorded(0, 0, 0, 0, ())
+    now = db.now()
+    with db.write() as connection:
+        current = _lock(connection, sorted({outcome.job for outcome in outcomes}))
+        applied: dict[str, dict[str, Any]] = {}
+        duplicates: list[str] = []
+        stale: list[str] = []
+        num_unknown = 0
+        for outcome in outcomes:
+            row = current.get(outcome.job)
+            if row is None:
+                num_unknown += 1
+            elif row.attempt != outcome.attempt:
+                stale.append(row.id)
+            elif JobState(row.state) in TERMINAL_STATES or row.id in applied:
+                duplicates.append(row.id)
+            else:
+                applied[row.id] = _values(outcome, row.queued_at, now)
+        _apply(connection, list(applied.values()))
+        _count(connection, "duplicate_records", duplicates)
+        _count(connection, "stale_records", stale)
+        _count_unknown(connection, num_unknown)
+        touched = sorted({current[job_id].batch_id for job_id in applied})
+        ended = end_batches(connection, touched, now)
+    return Recorded(len(applied), len(duplicates), len(stale), num_unknown, tuple(ended))
+
+
+def unknown_records(db: Database) -> int:
+    """How many records named a job that is not in the database."""
+    query = select(counter.c.value).where(counter.c.name == UNKNOWN_RECORDS)
+    with db.read() as connection:
+        return int(connection.execute(query).scalar_one_or_none() or 0)
+
+
+def _lock(connection: Connection, job_ids: Sequence[str]) -> dict[str, Row[Any]]:
+    """Lock the jobs' batches, then the jobs, so that no two recorders miss each other's last job."""
+    batch_ids = select(job.c.batch_id).where(job.c.id.in_(job_ids))
+    connection.execute(
+        select(batch.c.id).where(batch.c.id.in_(batch_ids)).order_by(batch.c.id).with_for_update()
+    ).all()
+    columns = [job.c.id, job.c.attempt, job.c.state, job.c.batch_id, job.c.queued_at]
+    query = select(*columns).where(job.c.id.in_(job_ids)).order_by(job.c.id).with_for_update()
+    return {row.id: row for row in connection.execute(query)}
+
+
+def _values(outcome: OutcomeRow, queued_at: float | None, now: float) -> dict[str, Any]:
+    """The columns to write; keys as `_apply` binds them."""
+    if outcome.state not in TERMINAL_STATES:
+        raise ValueError(f"{outcome.state} is no end of a job")
+    values: dict[str, Any] = {name: getattr(outcome, name) for name in _COPIED}
+    num_tokens = len(outcome.token_ids)
+    queue_s = _difference(outcome.started_at, queued_at)
+    return values | {
+        "job_id": outcome.job,
+        "state": outcome.state,
+        "token_ids": json.dumps(outcome.token_ids, separators=(",", ":")),
+        "completion_tokens": num_tokens,
+        "e2e_tps": _rate(num_tokens, _difference(outcome.finished_at, outcome.started_at)),
+        "acceptance": _rate(outcome.accepted or 0, outcome.drafted),
+        # Two clocks: the head's may be behind.
+        "queue_s": None if queue_s is None else max(0.0, queue_s),
+        "recorded_at": now,
+    }
+
+
+def _difference(later: float | None, earlier: float | None) -> float | None:
+    return None if later is None or earlier is None else later - earlier
+
+
+def _rate(amount: int, per: float | None) -> float | None:
+    return amount / per if per is not None and per > 0 else None
+
+
+def _apply(connection: Connection, rows: list[dict[str, Any]]) -> None:
+    if rows:
+        connection.execute(job.update().where(job.c.id == bindparam("job_id")), rows)
+
+
+def _count(connection: Connection, column: str, job_ids: Sequence[str]) -> None:
+    if job_ids:
+        update = job.update().where(job.c.id == bindparam("job_id")).values({column: job.c[column] + 1})
+        connection.execute(update, [{"job_id": job_id} for job_id in sorted(job_ids)])
+
+
+def _count_unknown(connection: Connection, number: int) -> None:
+    if number:
+        add = counter.update().where(counter.c.name == UNKNOWN_RECORDS).values(value=counter.c.value + number)
+        if connection.execute(add).rowcount == 0:
+            connection.execute(counter.insert().values(name=UNKNOWN_RECORDS, value=number))

@@ -1,0 +1,301 @@
+"""What goes into the database and what comes out: one frozen dataclass per kind of row.
+
+Times are Unix seconds, durations seconds, sizes bytes. `docs/glossary.md` defines the figures.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from storage.states import BatchStatus, JobState
+
+
+@dataclass(frozen=True, slots=True)
+class NewBatch:
+    """A batch about to be submitted."""
+
+    #: hex digest of the file's bytes
+    file_hash: str
+    #: unique; None makes a new batch in any case
+    name: str | None = None
+    #: the defaults given at submission, as plain JSON values
+    parameters: dict[str, Any] | None = None
+    endpoint: str | None = None
+    #: 0 is the highest
+    priority: int = 0
+    expires_at: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """Jobs of a batch by state."""
+
+    waiting: int = 0
+    queued: int = 0
+    running: int = 0
+    completed: int = 0
+    failed: int = 0
+    cancelled: int = 0
+    expired: int = 0
+
+    @property
+    def total(self) -> int:
+        """All jobs of the batch."""
+        return self.num_open + self.num_ended
+
+    @property
+    def num_open(self) -> int:
+        """Jobs that have not ended yet."""
+        return self.waiting + self.queued + self.running
+
+    @property
+    def num_ended(self) -> int:
+        """Jobs in a terminal state."""
+        return self.completed + self.failed + self.cancelled + self.expired
+
+
+@dataclass(frozen=True, slots=True)
+class BatchRow:
+    """A stored batch."""
+
+    id: str
+    name: str | None
+    file_hash: str
+    status: BatchStatus
+    counts: Counts
+    endpoint: str | None
+    parameters: dict[str, Any]
+    priority: int
+    num_invalid_lines: int
+    created_at: float
+    in_progress_at: float | None
+    finalizing_at: float | None
+    completed_at: float | None
+    failed_at: float | None
+    expires_at: float | None
+    expired_at: float | None
+    cancelling_at: float | None
+    cancelled_at: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """The right to fill a validating batch, or (`published`) the batch that already has this content."""
+
+    batch: BatchRow
+    #: proves to `add_jobs`, `publish_batch` and `discard_batch` that no later submission took over
+    token: str
+    #: True: nothing to do, the batch was published before
+    published: bool
+    #: True: an interrupted submission is done again from the file
+    resumed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class NewJob:
+    """A checked line of the file."""
+
+    #: 1-based
+    line: int
+    custom_id: str
+    #: served name
+    model: str
+    #: endpoint of the line
+    url: str
+    #: JSON text of the request for the engine
+    request: str
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimedJob:
+    """A job to be published to its queue."""
+
+    id: str
+    attempt: int
+    batch_id: str
+    custom_id: str
+    model: str
+    priority: int
+    #: JSON text of the request for the engine
+    request: str
+    request_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class InFlightJob:
+    """A job that should be in its queue or in an engine."""
+
+    id: str
+    attempt: int
+    batch_id: str
+    state: JobState
+    #: latest publication
+    claimed_at: float
+    deliveries: int
+    head: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """What is in flight for one model."""
+
+    num_jobs: int
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class RunningJob:
+    """An engine's report that an attempt is live."""
+
+    id: str
+    attempt: int
+    head: str
+
+
+@dataclass(frozen=True, slots=True)
+class OutcomeRow:
+    """The end of one attempt, as a head reports it. Figures are None where the job never got that far."""
+
+    job: str
+    attempt: int
+    head: str
+    #: a terminal state
+    state: JobState
+    text: str | None = None
+    token_ids: tuple[int, ...] = ()
+    finish_reason: str | None = None
+    error_type: str | None = None
+    error_message: str | None = None
+    prompt_tokens: int | None = None
+    started_at: float | None = None
+    finished_at: float | None = None
+    ttft_s: float | None = None
+    decode_tps: float | None = None
+    rounds: int | None = None
+    tokens_per_round: float | None = None
+    drafted: int | None = None
+    accepted: int | None = None
+    cached_tokens: int | None = None
+    wire_bytes_up: int | None = None
+    wire_bytes_down: int | None = None
+    draft_s: float | None = None
+    head_s: float | None = None
+    link_s: float | None = None
+    tail_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """What became of a list of outcomes."""
+
+    applied: int
+    #: the attempt had already ended
+    duplicates: int
+    #: of another attempt than the current one
+    stale: int
+    #: of no known job
+    unknown: int
+    #: batches that ended with these outcomes
+    ended_batches: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class JobRow:
+    """A stored job with its outcome and figures, without its request."""
+
+    id: str
+    batch_id: str
+    line: int
+    custom_id: str
+    model: str
+    url: str
+    state: JobState
+    attempt: int
+    deliveries: int
+    request_bytes: int
+    queued_at: float | None
+    claimed_at: float | None
+    recorded_at: float | None
+    head: str | None
+    text: str | None
+    token_ids: tuple[int, ...]
+    finish_reason: str | None
+    error_type: str | None
+    error_message: str | None
+    prompt_tokens: int | None
+    completion_tokens: int | None
+    started_at: float | None
+    finished_at: float | None
+    ttft_s: float | None
+    decode_tps: float | None
+    e2e_tps: float | None
+    rounds: int | None
+    tokens_per_round: float | None
+    drafted: int | None
+    accepted: int | None
+    acceptance: float | None
+    cached_tokens: int | None
+    wire_bytes_up: int | None
+    wire_bytes_down: int | None
+    draft_s: float | None
+    head_s: float | None
+    link_s: float | None
+    tail_s: float | None
+    queue_s: float | None
+    duplicate_records: int
+    stale_records: int
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Where a batch stands; cheap enough to ask for twice a second."""
+
+    status: BatchStatus
+    counts: Counts
+    #: of the jobs that have ended
+    completion_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class BatchFigures:
+    """A batch's figures over the jobs that have ended; None where nothing was measured."""
+
+    counts: Counts
+    #: from publication to the batch's end, or to now
+    wall_s: float | None
+    prompt_tokens: int
+    completion_tokens: int
+    #: completion tokens / wall time
+    batch_tps: float | None
+    mean_decode_tps: float | None
+    median_decode_tps: float | None
+    mean_e2e_tps: float | None
+    mean_ttft_s: float | None
+    rounds: int
+    #: over all rounds of all jobs, prefill's tokens excluded
+    tokens_per_round: float | None
+    drafted: int
+    accepted: int
+    #: accepted / drafted
+    acceptance: float | None
+    cached_tokens: int
+    wire_bytes_up: int
+    wire_bytes_down: int
+    draft_s: float
+    head_s: float
+    link_s: float
+    tail_s: float
+    queue_s: float
+    duplicate_records: int
+    stale_records: int
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRow:
+    """A served model."""
+
+    name: str
+    #: the profile as plain JSON values
+    profile: dict[str, Any]
+    updated_at: float

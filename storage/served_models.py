@@ -1,0 +1,31 @@
+"""Served models as the database remembers them: a name and the one profile all its heads have."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from sqlalchemy import select
+from sqlalchemy.dialects import postgresql, sqlite
+
+from storage.database import Database
+from storage.records import ModelRow
+from storage.tables import model
+
+
+def upsert_model(db: Database, name: str, profile: dict[str, Any]) -> None:
+    """Store or replace the profile (plain JSON values) of the served model `name`."""
+    values = {"name": name, "profile": json.dumps(profile), "updated_at": db.now()}
+    with db.write() as connection:
+        insert = sqlite.insert if connection.dialect.name == "sqlite" else postgresql.insert
+        changes = {key: value for key, value in values.items() if key != "name"}
+        connection.execute(
+            insert(model).values(values).on_conflict_do_update(index_elements=[model.c.name], set_=changes)
+        )
+
+
+def list_models(db: Database) -> list[ModelRow]:
+    """All served models ever seen, by name."""
+    with db.read() as connection:
+        rows = connection.execute(select(model).order_by(model.c.name)).all()
+    return [ModelRow(row.name, json.loads(row.profile), row.updated_at) for row in rows]
