@@ -1,0 +1,151 @@
+"""From committed tokens to a job's text: the only place that decides where a completion ends."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from tokenizers import Tokenizer
+
+from tasks.generation import FinishReason
+
+#: what a decoder writes for bytes that are no character, or not yet
+_REPLACEMENT = "\ufffd"
+
+
+class Completion:
+    """The completion of one job, cut token by token.
+
+    It ends with the first token that is an end-of-sequence token, completes a stop string, or is number
+    `max_tokens`; tokens behind the end are dropped, even if the target accepted them in the same round. The
+    text never holds a stop string, nor special tokens, nor the end-of-sequence token.
+
+    Args:
+        tokenizer: the target's (`backend_tokenizer` of a transformers tokenizer).
+        max_tokens: at least 1, already capped by the context.
+        stop: none of them empty.
+        ignore_eos: take end-of-sequence tokens for ordinary ones.
+        eos_ids: every end-of-sequence token of the target.
+
+    Raises:
+        ValueError: `max_tokens` below 1 or an empty stop string.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        max_tokens: int,
+        stop: Sequence[str] = (),
+        ignore_eos: bool = False,
+        eos_ids: Iterable[int] = (),
+    ) -> None:
+        if max_tokens < 1:
+            raise ValueError(f"max_tokens must be at least 1, not {max_tokens}")
+        if not all(stop):
+            raise ValueError("a stop string must not be empty")
+        self._tokenizer = tokenizer
+        self._max_tokens = max_tokens
+        self._stop = tuple(stop)
+        self._longest_stop = max(map(len, self._stop), default=0)
+        self._eos = frozenset() if ignore_eos else frozenset(eos_ids)
+        self._stream = TextStream(tokenizer)
+        self._tokens: list[int] = []
+        self._text: str | None = None
+        self._reason: FinishReason | None = None
+
+    def commit(self, tokens: Iterable[int]) -> FinishReason | None:
+        """Append what a round committed, up to the end; the reason once the end is reached, else None."""
+        for token in tokens:
+            if self._reason is not None:
+                break
+            self._append(token)
+        return self._reason
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        """Completion tokens up to the end, the one that ended it included."""
+        return tuple(self._tokens)
+
+    @property
+    def num_tokens(self) -> int:
+        """How many completion tokens there are."""
+        return len(self._tokens)
+
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        """Why the completion ended; None while it goes on."""
+        return self._reason
+
+    @property
+    def text(self) -> str:
+        """The text up to the end; while the completion goes on, without an unfinished last character."""
+        return self._stream.text if self._text is None else self._text
+
+    def _append(self, token: int) -> None:
+        self._tokens.append(token)
+        if token in self._eos:
+            self._finish(FinishReason.STOP, self._decoded(self._tokens[:-1]))
+            return
+        num_searched = len(self._stream.text)
+        self._stream.append(token)
+        cut = self._first_stop(num_searched)
+        if cut is not None:
+            self._finish(FinishReason.STOP, self._stream.text[:cut])
+        elif len(self._tokens) == self._max_tokens:
+            self._finish(FinishReason.LENGTH, self._decoded(self._tokens))
+
+    def _first_stop(self, num_searched: int) -> int | None:
+        """Where the earliest stop string begins that ends behind the first `num_searched` characters."""
+        begin = max(0, num_searched - self._longest_stop + 1)
+        found = (self._stream.text.find(stop, begin) for stop in self._stop)
+        return min((place for place in found if place >= 0), default=None)
+
+    def _finish(self, reason: FinishReason, text: str) -> None:
+        self._reason = reason
+        self._text = text
+
+    def _decoded(self, tokens: list[int]) -> str:
+        return str(self._tokenizer.decode(tokens, skip_special_tokens=True))
+
+
+class TextStream:
+    """Text that grows token by token, without special tokens and without half characters.
+
+    A token's text depends on its neighbours (a character over several tokens, a space that a decoder strips
+    from the first word), so each step decodes a short window: the tokens of the last piece of text and those
+    since. Unlike `tokenizers.decoders.DecodeStream` it gives the whole characters of a token that ends within
+    a character at once, since a stop string may end there, and takes bytes that never become a character
+    without an error.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        #: all whole characters so far; grows at its end only
+        self.text = ""
+        #: the window; its first `_num_known` tokens decode to `_known`, which `text` holds already
+        self._window: list[int] = []
+        self._num_known = 0
+        self._known = ""
+        #: characters behind `_known` that `text` holds already
+        self._num_shown = 0
+
+    def append(self, token: int) -> None:
+        """Take one more token; `text` grows by the characters that it completes."""
+        self._window.append(token)
+        decoded = self._decoded()
+        whole = decoded.rstrip(_REPLACEMENT)
+        fresh = whole[len(self._known) + self._num_shown :]
+        self.text += fresh
+        self._num_shown += len(fresh)
+        if whole == decoded and len(decoded) > len(self._known):
+            self._advance()
+
+    def _advance(self) -> None:
+        """Begin the window behind what was known: it now ends between two characters."""
+        del self._window[: self._num_known]
+        self._num_known = len(self._window)
+        self._known = self._decoded()
+        self._num_shown = 0
+
+    def _decoded(self) -> str:
+        return str(self._tokenizer.decode(self._window, skip_special_tokens=True))
