@@ -9,9 +9,9 @@ import redis
 from redis.backoff import NoBackoff
 from redis.exceptions import AuthenticationError, AuthorizationError, NoPermissionError
 from redis.retry import Retry
+
 from relay.errors import RelayRefused
 from relay.guard import check_url
-
 from tasks.errors import QueueRefused, QueueUnreachable
 from tasks.settings import TaskSettings
 
@@ -25,7 +25,7 @@ HEALTH_CHECK_S = 5
 def check_settings(settings: TaskSettings) -> None:
     """Refuse an unsafe queue server (QueueRefused) before anything is sent to it."""
     try:
-        check_url(settings.broker_url, allow_insecure=settings.allow_insecure)
+        check_url(settings.broker_url, settings.allow_insecure, setting="SHARDQ_BROKER_URL")
     except RelayRefused as error:
         raise QueueRefused(str(error)) from error
 
@@ -50,7 +50,10 @@ def connect(settings: TaskSettings) -> redis.Redis:
 
 @contextmanager
 def translated() -> Iterator[None]:
-    """Turn the client's errors into this package's."""
+    """Turn the client's errors into this package's.
+
+    The functions of this package that take a client let its errors pass; the edges translate them.
+    """
     try:
         yield
     except (AuthenticationError, AuthorizationError, NoPermissionError) as error:

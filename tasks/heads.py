@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import redis
 
@@ -106,9 +107,18 @@ def known_heads(client: redis.Redis) -> set[str]:
 
 def live_heads(client: redis.Redis) -> list[HeadInfo]:
     """The heads whose presence stands, by id."""
+    return [HeadInfo.from_json(value) for value in _presences(client).values() if value]
+
+
+def lapsed_heads(client: redis.Redis) -> list[str]:
+    """The ids of the known heads whose presence does not stand."""
+    return [head_id for head_id, value in _presences(client).items() if not value]
+
+
+def _presences(client: redis.Redis) -> dict[str, bytes | str | None]:
     names = sorted(known_heads(client))
     values = client.mget([keys.head(name) for name in names]) if names else []
-    return [HeadInfo.from_json(value) for value in values if value]
+    return dict(zip(names, values, strict=True))
 
 
 def forget_head(client: redis.Redis, head_id: str) -> bool:
@@ -149,12 +159,15 @@ def restore_unacked(client: redis.Redis, head_id: str | None) -> int:
     number moved.
     """
     unacked, index = keys.unacked(head_id), keys.unacked_index(head_id)
-    restore = client.register_script(_RESTORE)
+    taken: Any = client.zrange(index, 0, -1, withscores=True)
+    taken_at: dict[Any, float] = dict(taken)
+    messages: dict[Any, Any] = client.hgetall(unacked)
     moved = 0
-    for tag, value in client.hgetall(unacked).items():
-        message, _, routing_key = json.loads(value)
+    # newest first, so that the oldest stands where the next one is taken
+    for tag in sorted(messages, key=lambda tag: taken_at.get(tag, 0.0), reverse=True):
+        message, _, routing_key = json.loads(messages[tag])
         ready, body = _redelivered(message, routing_key)
-        moved += int(restore(keys=[unacked, index, ready], args=[tag, body]))
+        moved += int(client.eval(_RESTORE, 3, unacked, index, ready, tag, body))
     return moved
 
 

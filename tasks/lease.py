@@ -58,8 +58,7 @@ class LeaseState(StrEnum):
 
 def acquire(client: redis.Redis, task_id: str, head_id: str, ttl_ms: int = LEASE_MS) -> LeaseState:
     """Take the lease if it is free or this head's own already; a second delivery to the same head is HELD."""
-    state = client.eval(_ACQUIRE, 1, keys.job(task_id), _holder(head_id), ttl_ms, DONE)
-    return _state(state)
+    return take(client, keys.job(task_id), _holder(head_id), ttl_ms)
 
 
 def renew(
@@ -75,7 +74,17 @@ def renew(
 
 def release(client: redis.Redis, task_id: str, head_id: str) -> bool:
     """Give the lease back; False if it was not this head's (any more)."""
-    return bool(client.eval(_RELEASE, 1, keys.job(task_id), _holder(head_id)))
+    return give_back(client, keys.job(task_id), _holder(head_id))
+
+
+def take(client: redis.Redis, key: str, holder: str, ttl_ms: int) -> LeaseState:
+    """`acquire` for any key and any kind of holder; also extends what the holder has."""
+    return _state(client.eval(_ACQUIRE, 1, key, holder, ttl_ms, DONE))
+
+
+def give_back(client: redis.Redis, key: str, holder: str) -> bool:
+    """`release` for any key and any kind of holder."""
+    return bool(client.eval(_RELEASE, 1, key, holder))
 
 
 def _holder(head_id: str) -> str:

@@ -2,29 +2,49 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
+from dataclasses import dataclass
 from types import TracebackType
+from typing import Any
 
 from kombu.exceptions import KombuError
 
+from storage.records import ClaimedJob
 from tasks.app import make_app, model_queue
 from tasks.connection import check_settings
 from tasks.errors import QueueUnreachable
 from tasks.generate import NAME
-from tasks.generation import GenerationTask
+from tasks.generation import GenerationRequest, GenerationTask
 from tasks.settings import TaskSettings
 
 #: messages sent to the server at a time
 PUBLISH_BATCH = 500
 
 
+@dataclass(frozen=True, slots=True)
+class Publication:
+    """A task and how urgent it is."""
+
+    task: GenerationTask
+    #: 0 is served first, 9 last
+    priority: int = 0
+
+    @classmethod
+    def of(cls, job: ClaimedJob) -> Publication:
+        """What a stored job looks like on the queue."""
+        request = GenerationRequest.from_json(json.loads(job.request))
+        task = GenerationTask(job.id, job.attempt, job.batch_id, job.custom_id, job.model, request)
+        return cls(task, job.priority)
+
+
 class Publisher:
-    """One connection to the queue server. A context manager; not thread-safe."""
+    """A writer to the queue server. A context manager; not thread-safe."""
 
     def __init__(self, settings: TaskSettings) -> None:
         check_settings(settings)
         self._app = make_app(settings)
-        self._connection = self._app.connection_for_write()
+        self._connection: Any = self._app.connection_for_write()
 
     def __enter__(self) -> Publisher:
         return self
@@ -35,35 +55,43 @@ class Publisher:
         self.close()
 
     def close(self) -> None:
-        """Close the connection; the next `publish` opens a new one."""
+        """Close the connection; the next `publish` opens it again."""
         self._connection.release()
 
-    def publish(self, tasks: Iterable[GenerationTask]) -> int:
-        """Queue the tasks, first come first served, and return their number.
+    def publish(self, publications: Iterable[Publication]) -> int:
+        """Queue the tasks, first come first served within a priority, and return their number.
 
         Raises QueueUnreachable; some of the tasks may then be queued. Queueing one again is safe: the second
-        message joins or finds the first one's result.
+        message joins the first one or finds its result.
         """
         count = 0
         try:
-            with self._connection.clone() as connection, connection.channel() as channel:
-                producer = self._app.amqp.Producer(channel)
-                with producer.batch(PUBLISH_BATCH):
-                    for task in tasks:
-                        self._send(producer, task)
-                        count += 1
-        except (KombuError, *self._connection.connection_errors) as error:
-            raise QueueUnreachable(f"queueing failed after at most {count} jobs: {error}") from error
+            with (
+                self._connection.channel() as channel,
+                self._app.amqp.Producer(channel) as producer,
+                producer.batch(PUBLISH_BATCH),
+            ):
+                for publication in publications:
+                    self._send(producer, publication)
+                    count += 1
+        except (KombuError, *self._connection.connection_errors, *self._connection.channel_errors) as error:
+            self.close()
+            raise QueueUnreachable(f"queueing {count} jobs failed: {error}") from error
         return count
 
-    def _send(self, producer: object, task: GenerationTask) -> None:
+    def _send(self, producer: Any, publication: Publication) -> None:
+        task = publication.task
         self._app.send_task(
             NAME,
             args=(task.to_json(),),
             task_id=task.task_id,
             queue=model_queue(task.model),
+            priority=publication.priority,
             producer=producer,
+            # a repeated batch would be queued twice; the caller knows better what to do
             retry=False,
+            # else the sender subscribes to each result
+            ignore_result=True,
             # what Flower and the logs show; a prompt is nobody's business there
             argsrepr=f"custom_id={task.custom_id} batch={task.batch} model={task.model}",
             kwargsrepr="",

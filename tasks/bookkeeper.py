@@ -1,0 +1,190 @@
+"""The one process that moves jobs between the database and the queue server.
+
+It feeds waiting jobs, records finished ones, finds lost ones, gives back what dead heads had taken, and mirrors
+the served names. All of it is safe to repeat: it may be killed at any moment, and two of them would only waste
+work. A lease on the queue server still keeps all but one idle.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import FrameType
+
+import redis
+
+from storage.database import Database
+from storage.errors import StorageError
+from tasks import keys, lease
+from tasks.connection import connect, ping, translated
+from tasks.errors import QueueUnreachable, TaskError
+from tasks.feeder import Feeder
+from tasks.heads import forget_head, lapsed_heads, restore_unacked
+from tasks.publish import Publisher
+from tasks.reconciler import Reconciler
+from tasks.recorder import Recorder
+from tasks.results import ResultsReader
+from tasks.served import mirror_models
+from tasks.settings import BookkeeperSettings
+
+log = logging.getLogger(__name__)
+
+#: milliseconds after which another bookkeeper may take over from a silent one
+TENURE_MS = 15_000
+#: seconds between two renewals of the tenure
+TENURE_RENEWAL_S = 4.0
+#: seconds between two rounds of each duty
+FEED_S = 0.5
+HEADS_S = 2.0
+MODELS_S = 2.0
+#: milliseconds for which a turn waits for records
+BLOCK_MS = 250
+#: seconds to wait after a failure; doubles up to the second value
+RETRY_S, MAX_RETRY_S = 1.0, 10.0
+
+
+@dataclass(slots=True)
+class Duty:
+    """Something to do again and again."""
+
+    name: str
+    period_s: float
+    work: Callable[[float], object]
+    due: float = float("-inf")
+
+
+class Bookkeeper:
+    """See the module. `clock` gives seconds of a steady clock."""
+
+    def __init__(
+        self,
+        settings: BookkeeperSettings,
+        database: Database,
+        client: redis.Redis,
+        publisher: Publisher,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._client = client
+        self._clock = clock
+        self._identity = f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
+        self._recorder = Recorder(database, ResultsReader(client))
+        self._tenure_until = float("-inf")
+        self._waits = False
+        feeder = Feeder(database, client, publisher, settings)
+        reconciler = Reconciler(database, client, publisher, settings.scan_interval_s)
+        self._duties = [
+            Duty("mirror the served names", MODELS_S, lambda _: mirror_models(client, database)),
+            Duty("look after heads", HEADS_S, lambda _: restore_lapsed(client)),
+            Duty("feed", FEED_S, lambda _: feeder.feed()),
+            Duty("look for lost jobs", settings.scan_interval_s, reconciler.scan),
+        ]
+
+    def run(self, stop: threading.Event) -> None:
+        """Turn until `stop` is set. Failures are logged and tried again, however long they last."""
+        retry_s = RETRY_S
+        failing = False
+        while not stop.is_set():
+            try:
+                self.turn(stop)
+            except (TaskError, StorageError) as error:
+                log.error("%s; trying again in %.0f s", error, retry_s)
+            except Exception:
+                log.exception("the bookkeeper failed; trying again in %.0f s", retry_s)
+            else:
+                if failing:
+                    log.warning("the bookkeeper works again")
+                failing, retry_s = False, RETRY_S
+                continue
+            failing = True
+            stop.wait(retry_s)
+            retry_s = min(2 * retry_s, MAX_RETRY_S)
+
+    def turn(self, stop: threading.Event, block_ms: int = BLOCK_MS) -> None:
+        """Record what waits, then do what is due. Without the tenure, only wait for it.
+
+        Raises a TaskError or StorageError; the duty that failed is due again one period later.
+        """
+        with translated():
+            if not self._holds_tenure():
+                stop.wait(1.0)
+                return
+            self._recorder.record(block_ms)
+            for duty in self._duties:
+                now = self._clock()
+                if now >= duty.due and not stop.is_set():
+                    duty.due = now + duty.period_s
+                    duty.work(now)
+
+    def close(self) -> None:
+        """Let another bookkeeper take over at once."""
+        with translated():
+            lease.give_back(self._client, keys.BOOKKEEPER, self._identity)
+
+    def _holds_tenure(self) -> bool:
+        now = self._clock()
+        if now < self._tenure_until:
+            return True
+        state = lease.take(self._client, keys.BOOKKEEPER, self._identity, TENURE_MS)
+        holds = state is lease.LeaseState.HELD
+        if not holds and not self._waits:
+            log.warning("another bookkeeper is at work; this one waits until it stops")
+        if holds and self._waits:
+            log.warning("this bookkeeper takes over")
+        self._waits = not holds
+        self._tenure_until = now + TENURE_RENEWAL_S if holds else float("-inf")
+        return holds
+
+
+def restore_lapsed(client: redis.Redis) -> int:
+    """Give back what heads without presence had taken; the number of messages."""
+    restored = 0
+    for head_id in lapsed_heads(client):
+        moved = restore_unacked(client, head_id)
+        restored += moved
+        if moved:
+            log.warning("head %s is gone: %d jobs it had taken are queued again", head_id, moved)
+        forget_head(client, head_id)
+    return restored
+
+
+def run(database: Database, settings: BookkeeperSettings, stop: threading.Event | None = None) -> None:
+    """Keep books until `stop` is set or the process gets SIGTERM or SIGINT (in a main thread only).
+
+    Waits for a queue server that does not answer; raises QueueRefused for one that will not let us in.
+    """
+    stop = stop or threading.Event()
+    if threading.current_thread() is threading.main_thread():
+        _stop_on_signals(stop)
+    client = connect(settings)
+    try:
+        ping(client)
+    except QueueUnreachable as error:
+        log.error("%s", error)
+    with Publisher(settings) as publisher:
+        bookkeeper = Bookkeeper(settings, database, client, publisher)
+        log.info("bookkeeper at work on %s", database.address)
+        bookkeeper.run(stop)
+        _close(bookkeeper)
+    client.close()
+
+
+def _close(bookkeeper: Bookkeeper) -> None:
+    try:
+        bookkeeper.close()
+    except TaskError as error:
+        log.warning("another bookkeeper can start in %d s: %s", TENURE_MS // 1000, error)
+
+
+def _stop_on_signals(stop: threading.Event) -> None:
+    def handle(number: int, frame: FrameType | None) -> None:
+        stop.set()
+
+    signal.signal(signal.SIGTERM, handle)
+    signal.signal(signal.SIGINT, handle)

@@ -1,0 +1,61 @@
+"""What stands on the queue server: lengths, sizes and the task ids of waiting and of taken messages."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import redis
+
+from tasks import keys
+
+#: messages read from a ready list at a time
+_SCAN_COUNT = 500
+
+
+def num_waiting(client: redis.Redis, model: str) -> int:
+    """Messages of a served name that no head has taken yet, over all priorities."""
+    pipeline = client.pipeline(transaction=False)
+    for name in keys.ready(model):
+        pipeline.llen(name)
+    return sum(pipeline.execute())
+
+
+def num_waiting_bytes(client: redis.Redis, model: str) -> int:
+    """Memory of the server that those messages take."""
+    pipeline = client.pipeline(transaction=False)
+    for name in keys.ready(model):
+        pipeline.memory_usage(name, samples=0)
+    return sum(size or 0 for size in pipeline.execute())
+
+
+def memory_share(client: redis.Redis) -> float | None:
+    """The server's used memory over its `maxmemory`; None without such a limit."""
+    memory: dict[str, Any] = client.info("memory")
+    limit = int(memory.get("maxmemory", 0))
+    return int(memory["used_memory"]) / limit if limit else None
+
+
+def waiting_ids(client: redis.Redis, model: str) -> Iterator[str]:
+    """The task ids in a served name's ready lists, one at a time in bounded memory.
+
+    Messages come in at a list's left end and leave at its right end, so a list that moves meanwhile repeats
+    some ids but hides none that stays.
+    """
+    for name in keys.ready(model):
+        start = 0
+        while messages := client.lrange(name, start, start + _SCAN_COUNT - 1):
+            start += len(messages)
+            yield from (task_id(json.loads(message)) for message in messages)
+
+
+def unacked_ids(client: redis.Redis, head_id: str | None) -> Iterator[str]:
+    """The task ids of the messages that a head's fronts took and did not acknowledge yet."""
+    for _, value in client.hscan_iter(keys.unacked(head_id), count=100):
+        yield task_id(json.loads(value)[0])
+
+
+def task_id(message: dict[str, Any]) -> str:
+    """The task id of a message as kombu stores it; empty for one that is no Celery task."""
+    return str(message.get("headers", {}).get("id", ""))

@@ -1,0 +1,111 @@
+"""Find jobs the queue server has lost and queue them again.
+
+Celery on Redis loses a message when a consumer dies between taking it and noting that, or on a half-open
+connection. The database is the truth: a job it calls queued or running that shows no sign of life anywhere, in
+two scans at least `interval_s` apart, is queued again under the same task id. Should its first message turn up
+after all, the second one joins it. Waiting in the queue, however long, is a sign of life.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from itertools import chain, islice
+from typing import Any
+
+import redis
+
+from storage.database import Database
+from storage.jobs import queued_or_running, reclaim
+from storage.records import InFlightJob
+from tasks import keys, queues
+from tasks.heads import known_heads, live_heads
+from tasks.publish import Publication, Publisher
+from tasks.served import model_names
+
+log = logging.getLogger(__name__)
+
+#: records in the results stream above which a scan is put off: the recorder is behind and will tell
+MAX_UNRECORDED = 1000
+#: jobs asked for, and queued again, at a time
+_CHUNK = 500
+
+
+class Reconciler:
+    """Remembers, from scan to scan, which jobs were missing."""
+
+    def __init__(
+        self, database: Database, client: redis.Redis, publisher: Publisher, interval_s: float
+    ) -> None:
+        self._database = database
+        self._client = client
+        self._publisher = publisher
+        self._interval_s = interval_s
+        #: task id → time of the first of the consecutive scans that missed it
+        self._missing_since: dict[str, float] = {}
+
+    def scan(self, now: float) -> int:
+        """Look for lost jobs and queue them again; returns how many. `now`: seconds of any steady clock.
+
+        Raises QueueUnreachable; what was not queued then is lost still, and found by later scans.
+        """
+        if self._client.xlen(keys.RESULTS) > MAX_UNRECORDED:
+            log.warning("scan for lost jobs put off: more than %d records wait", MAX_UNRECORDED)
+            return 0
+        missing = self._missing()
+        since = {task_id: self._missing_since.get(task_id, now) for task_id in missing}
+        lost = [task_id for task_id, first in since.items() if now - first >= self._interval_s]
+        self._missing_since = {task_id: since[task_id] for task_id in since.keys() - set(lost)}
+        return sum(self._republish([missing[task_id] for task_id in chunk]) for chunk in _chunks(iter(lost)))
+
+    def _missing(self) -> dict[str, InFlightJob]:
+        """The jobs that should be under way and show no sign of life now, by task id."""
+        names = model_names(self._client, self._database)
+        missing = {
+            f"{job.id}.{job.attempt}": job
+            for name in names
+            for job in queued_or_running(self._database, name)
+        }
+        # In the order in which a job moves: one that moves on meanwhile is still seen at its next place.
+        for task_id in chain(self._queued_ids(names), self._taken_ids()):
+            missing.pop(task_id, None)
+        for chunk in _chunks(iter(list(missing))):
+            self._drop_leased_or_done(chunk, missing)
+        for task_id in self._unrecorded_ids():
+            missing.pop(task_id, None)
+        return missing
+
+    def _queued_ids(self, names: list[str]) -> Iterator[str]:
+        for name in names:
+            yield from queues.waiting_ids(self._client, name)
+
+    def _taken_ids(self) -> Iterator[str]:
+        for head_id in [None, *sorted(known_heads(self._client))]:
+            yield from queues.unacked_ids(self._client, head_id)
+        for head in live_heads(self._client):
+            yield from head.live
+
+    def _drop_leased_or_done(self, task_ids: list[str], missing: dict[str, InFlightJob]) -> None:
+        """A head has the attempt, or its outcome was published within the last hour."""
+        values = self._client.mget([keys.job(task_id) for task_id in task_ids])
+        for task_id, value in zip(task_ids, values, strict=True):
+            if value is not None:
+                del missing[task_id]
+
+    def _unrecorded_ids(self) -> Iterator[str]:
+        """The bookkeeper may have been away for longer than done markers live."""
+        entries: Any = self._client.xrange(keys.RESULTS)
+        for _, fields in entries:
+            yield fields.get(b"task", b"").decode()
+
+    def _republish(self, jobs: list[InFlightJob]) -> int:
+        claimed = reclaim(self._database, jobs)
+        self._publisher.publish(Publication.of(job) for job in claimed)
+        for job in claimed:
+            log.warning("job %s (attempt %d) was lost and is queued again", job.id, job.attempt)
+        return len(claimed)
+
+
+def _chunks(items: Iterator[str]) -> Iterator[list[str]]:
+    while chunk := list(islice(items, _CHUNK)):
+        yield chunk

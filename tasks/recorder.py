@@ -1,0 +1,118 @@
+"""Carry records from the results stream into the database, each exactly once in effect.
+
+A record leaves the stream only after the transaction that holds it. A crash in between brings it again; the
+database then counts a duplicate and changes nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from storage.database import Database
+from storage.jobs import mark_running
+from storage.outcomes import record_outcomes
+from storage.records import OutcomeRow, RunningJob
+from storage.states import JobState
+from tasks.errors import RecordInvalid
+from tasks.generation import Metrics, Outcome
+from tasks.results import Record, ResultsReader, Started, decode
+
+log = logging.getLogger(__name__)
+
+#: figures that a metrics record and an outcome row share
+_FIGURES = tuple(name for name in Metrics.__slots__ if name in OutcomeRow.__slots__)
+
+Row = TypeVar("Row")
+
+
+class Recorder:
+    """Reads, records, then settles."""
+
+    def __init__(self, database: Database, reader: ResultsReader) -> None:
+        self._database = database
+        self._reader = reader
+
+    def record(self, block_ms: int) -> int:
+        """Record what waits, up to one transaction's worth; waits up to `block_ms` for something to come.
+
+        Returns the number of records that left the stream. After any exception they are still there.
+        """
+        try:
+            return self._record(block_ms)
+        except BaseException:
+            self._reader.reread()
+            raise
+
+    def _record(self, block_ms: int) -> int:
+        entries = dict(self._reader.read(block_ms))
+        records = [record for entry, fields in entries.items() if (record := _decoded(entry, fields))]
+        started = [(r.entry, _running(r.content)) for r in records if isinstance(r.content, Started)]
+        outcomes = [(r.entry, outcome_row(r.content)) for r in records if isinstance(r.content, Outcome)]
+        stored = [
+            *_store(started, lambda rows: mark_running(self._database, rows)),
+            *_store(outcomes, self._record_outcomes),
+        ]
+        self._reader.settle(stored)
+        for entry in entries.keys() - set(stored):
+            self._reader.reject(entry, entries[entry])
+        return len(entries)
+
+    def _record_outcomes(self, rows: Sequence[OutcomeRow]) -> None:
+        recorded = record_outcomes(self._database, rows)
+        if recorded.duplicates or recorded.stale or recorded.unknown:
+            log.info(
+                "not applied: %d duplicate, %d stale, %d unknown records",
+                recorded.duplicates,
+                recorded.stale,
+                recorded.unknown,
+            )
+        for batch in recorded.ended_batches:
+            log.info("batch %s has ended", batch)
+
+
+def _decoded(entry: bytes, fields: dict[bytes, bytes] | None) -> Record | None:
+    try:
+        return decode(entry, fields)
+    except RecordInvalid as error:
+        log.error("put aside a record that cannot be read: %s", error)
+        return None
+
+
+def _store(rows: Sequence[tuple[bytes, Row]], write: Callable[[Sequence[Row]], object]) -> list[bytes]:
+    """Write the rows in one transaction and return their entries.
+
+    A row the database cannot hold must not keep the others out: then each is written alone, and the entries
+    of those that fail are left out.
+    """
+    try:
+        write([row for _, row in rows])
+    except (TypeError, ValueError, OverflowError) as error:
+        if len(rows) == 1:
+            log.error("put aside a record the database cannot hold: %s", error)
+            return []
+        return [entry for item in rows for entry in _store([item], write)]
+    return [entry for entry, _ in rows]
+
+
+def _running(started: Started) -> RunningJob:
+    return RunningJob(started.job, started.attempt, started.head)
+
+
+def outcome_row(outcome: Outcome) -> OutcomeRow:
+    """What the database keeps of an outcome."""
+    metrics = outcome.metrics
+    return OutcomeRow(
+        job=outcome.job,
+        attempt=outcome.attempt,
+        head=outcome.head,
+        state=JobState.COMPLETED if outcome.failure is None else JobState.FAILED,
+        text=outcome.text,
+        token_ids=outcome.token_ids,
+        finish_reason=outcome.finish_reason,
+        error_type=outcome.failure,
+        error_message=outcome.failure_message,
+        prompt_tokens=outcome.prompt_tokens,
+        **({name: getattr(metrics, name) for name in _FIGURES} if metrics else {}),
+    )
