@@ -1,0 +1,261 @@
+"""The local socket between engine and fronts, both ends in this process."""
+
+from __future__ import annotations
+
+import queue
+import socket
+import stat
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing.connection import Client
+from pathlib import Path
+
+import pytest
+
+from tasks.generation import FinishReason, GenerationRequest, GenerationTask, Metrics, Outcome
+from workers.head import channel
+from workers.head.channel import EngineServer, private_address
+from workers.head.channel_client import EngineClient, EngineUnreachable
+from workers.head.channel_messages import (
+    Consuming,
+    Finished,
+    HandedBack,
+    MessageInvalid,
+    Progress,
+    Started,
+    Submit,
+    decode_to_engine,
+    decode_to_front,
+    encode,
+)
+
+KEY = b"k" * 32
+METRICS = Metrics(1.0, 2.0, 0.1, 31.5, 4, 2.5, 16, 10, 0, 1000, 100, 0.1, 0.2, 0.3, 0.4)
+
+
+def make_task(job: str = "job") -> GenerationTask:
+    messages = ({"role": "user", "content": "ü"},)
+    request = GenerationRequest(None, messages, seed=-(2**63), stop=("a", "b"))
+    return GenerationTask(job, 1, "batch", "id-1", "model", request)
+
+
+def make_outcome(job: str = "job") -> Outcome:
+    return Outcome(job, 1, "head", "täxt", (5, 6), FinishReason.STOP, 7, None, None, METRICS)
+
+
+def wait_until(condition: Callable[[], bool], timeout_s: float = 5.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "timed out"
+        time.sleep(0.005)
+
+
+class Engine:
+    """An engine that only notes what it is given."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self.delivered: queue.Queue[GenerationTask] = queue.Queue()
+        self.server = EngineServer(address, KEY, self.delivered.put)
+
+    @contextmanager
+    def front(self) -> Iterator[EngineClient]:
+        client = EngineClient(self.address, KEY, lambda on: None, lambda: None)
+        try:
+            yield client
+        finally:
+            client.close()
+
+
+@pytest.fixture
+def engine() -> Iterator[Engine]:
+    with private_address() as address:
+        engine = Engine(address)
+        yield engine
+        engine.server.close()
+
+
+def test_every_message_survives_the_trip() -> None:
+    submit = Submit(make_task())
+    assert decode_to_engine(encode(submit)) == submit
+    for message in (
+        Consuming(True),
+        Started("job.1"),
+        Progress("job.1", 12, 3.5),
+        Progress("job.1", 0, None),
+        Finished("job.1", make_outcome()),
+        HandedBack("job.1"),
+    ):
+        assert decode_to_front(encode(message)) == message
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"\xc1", b"\x93\x01", encode(Consuming(True))[:-1], b"\x91\xa6submit", b"\x92\xa6submit\x80"],
+)
+def test_garbage_is_refused(data: bytes) -> None:
+    with pytest.raises(MessageInvalid):
+        decode_to_engine(data)
+    with pytest.raises(MessageInvalid):
+        decode_to_front(data)
+
+
+def test_the_socket_is_only_for_its_user(engine: Engine) -> None:
+    assert stat.S_IMODE(Path(engine.address).parent.stat().st_mode) == 0o700
+
+
+def test_a_wrong_key_is_refused(engine: Engine) -> None:
+    with pytest.raises(EngineUnreachable):
+        EngineClient(engine.address, b"wrong", lambda on: None, lambda: None)
+    assert engine.server.num_fronts == 0
+
+
+def test_no_engine_is_an_error_of_its_own() -> None:
+    with private_address() as address, pytest.raises(EngineUnreachable):
+        EngineClient(address, KEY, lambda on: None, lambda: None)
+
+
+def test_a_task_is_followed_from_submission_to_outcome(engine: Engine) -> None:
+    with engine.front() as front:
+        generation = front.submit(make_task())
+        assert engine.delivered.get(timeout=5) == make_task()
+        engine.server.started("job.1")
+        engine.server.progress("job.1", 3, None)
+        engine.server.finish("job.1", make_outcome())
+        events = [generation.next_event() for _ in range(3)]
+    assert events == [Started("job.1"), Progress("job.1", 3, None), Finished("job.1", make_outcome())]
+
+
+def test_a_second_delivery_to_another_front_joins_the_first(engine: Engine) -> None:
+    with engine.front() as one, engine.front() as two:
+        first = one.submit(make_task())
+        engine.delivered.get(timeout=5)
+        engine.server.started("job.1")
+        assert first.next_event() == Started("job.1")
+        second = two.submit(make_task())
+        assert second.next_event() == Started("job.1")
+        engine.server.finish("job.1", make_outcome())
+        assert first.next_event() == second.next_event() == Finished("job.1", make_outcome())
+    assert engine.delivered.empty()
+
+
+def test_a_second_delivery_to_the_same_front_joins_too(engine: Engine) -> None:
+    with engine.front() as front:
+        first, second = front.submit(make_task()), front.submit(make_task())
+        engine.delivered.get(timeout=5)
+        engine.server.finish("job.1", make_outcome())
+        assert first.next_event() == second.next_event() == Finished("job.1", make_outcome())
+    assert engine.delivered.empty()
+
+
+def test_a_delivery_after_the_end_gets_the_remembered_outcome(engine: Engine) -> None:
+    with engine.front() as front:
+        front.submit(make_task())
+        engine.delivered.get(timeout=5)
+    engine.server.finish("job.1", make_outcome())
+    with engine.front() as other:
+        assert other.submit(make_task()).next_event() == Finished("job.1", make_outcome())
+    assert engine.delivered.empty()
+
+
+def test_a_job_handed_back_is_delivered_anew(engine: Engine) -> None:
+    with engine.front() as front:
+        generation = front.submit(make_task())
+        engine.delivered.get(timeout=5)
+        engine.server.hand_back("job.1")
+        assert generation.next_event() == HandedBack("job.1")
+        front.submit(make_task())
+        assert engine.delivered.get(timeout=5).task_id == "job.1"
+
+
+def test_fronts_hear_whether_to_consume_when_they_join_and_when_it_changes(engine: Engine) -> None:
+    heard: queue.Queue[bool] = queue.Queue()
+    front = EngineClient(engine.address, KEY, heard.put, lambda: None)
+    assert heard.get(timeout=5) is False
+    engine.server.set_consuming(True)
+    assert heard.get(timeout=5) is True
+    late = EngineClient(engine.address, KEY, heard.put, lambda: None)
+    assert heard.get(timeout=5) is True
+    engine.server.set_consuming(True)
+    engine.server.set_consuming(False)
+    assert [heard.get(timeout=5) for _ in range(2)] == [False, False]
+    front.close()
+    late.close()
+
+
+def test_the_engines_end_hands_everything_back(engine: Engine) -> None:
+    lost = threading.Event()
+    front = EngineClient(engine.address, KEY, lambda on: None, lost.set)
+    generation = front.submit(make_task())
+    engine.delivered.get(timeout=5)
+    engine.server.close()
+    assert generation.next_event() == HandedBack("job.1")
+    assert lost.wait(5)
+    assert front.submit(make_task("other")).next_event() == HandedBack("other.1")
+    front.close()
+
+
+def test_a_front_that_stops_hands_back_what_it_waits_for(engine: Engine) -> None:
+    with engine.front() as front:
+        generation = front.submit(make_task())
+        engine.delivered.get(timeout=5)
+        front.hand_back()
+        assert generation.next_event() == HandedBack("job.1")
+        assert front.submit(make_task("late")).next_event() == HandedBack("late.1")
+    assert engine.server.live() == ("job.1",)
+
+
+def test_a_leaving_front_leaves_its_jobs_live(engine: Engine) -> None:
+    with engine.front() as front:
+        front.submit(make_task())
+        engine.delivered.get(timeout=5)
+    wait_until(lambda: engine.server.num_fronts == 0)
+    assert engine.server.live() == ("job.1",)
+    engine.server.started("job.1")
+    engine.server.finish("job.1", make_outcome())
+    assert engine.server.live() == ()
+
+
+def test_garbage_from_one_front_costs_only_that_front(engine: Engine) -> None:
+    with engine.front() as good:
+        bad = Client(engine.address, family="AF_UNIX", authkey=KEY)
+        bad.recv_bytes()
+        bad.send_bytes(b"\xc1")
+        with pytest.raises(EOFError):
+            bad.recv_bytes()
+        bad.close()
+        good.submit(make_task())
+        assert engine.delivered.get(timeout=5) == make_task()
+
+
+def test_one_that_never_answers_the_challenge_keeps_nobody_out(engine: Engine) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as silent:
+        silent.connect(engine.address)
+        with engine.front() as front:
+            front.submit(make_task())
+            assert engine.delivered.get(timeout=5) == make_task()
+
+
+def test_a_front_that_does_not_read_is_cut_off_and_delays_nobody(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(channel, "MAX_UNREAD_BYTES", 1 << 20)
+    frozen = Client(engine.address, family="AF_UNIX", authkey=KEY)
+    frozen.recv_bytes()
+    frozen.send_bytes(encode(Submit(make_task())))
+    engine.delivered.get(timeout=5)
+    started = time.monotonic()
+    for number in range(60_000):
+        engine.server.progress("job.1", number, 1.0)
+    assert time.monotonic() - started < 5
+    wait_until(lambda: engine.server.num_fronts == 0)
+    frozen.close()
+
+
+def test_closing_twice_is_fine() -> None:
+    with private_address() as address:
+        server = EngineServer(address, KEY, lambda task: None)
+        server.close()
+        server.close()

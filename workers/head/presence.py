@@ -1,0 +1,139 @@
+"""The head makes itself known on the queue server and tells every two seconds what it works on."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import redis
+
+from relay.profile import Profile
+from tasks import heads
+from tasks.connection import translated
+from tasks.errors import HeadIdTaken
+from tasks.heads import BEAT_S, PRESENCE_MS, HeadInfo
+
+logger = logging.getLogger(__name__)
+
+#: seconds between two attempts to claim an id whose last holder may just have died
+_CLAIM_AGAIN_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What does not change while a head lives."""
+
+    head_id: str
+    #: served name
+    model: str
+    profile: Profile
+    slots: int
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What a head works on now; see `tasks.heads.HeadInfo`."""
+
+    live: tuple[str, ...]
+    consuming: bool
+    running: int
+    tokens_per_s: float
+
+
+class Presence:
+    """A starting head's claim on its id and served name, then the thread that keeps it known until `close`.
+
+    The messages that an earlier process took under this id and never acknowledged go back to the queue.
+    `load` is called from the thread and must be quick.
+
+    Raises:
+        HeadIdTaken: another head is alive under the id. Waited out first: a dead one's presence lapses.
+        ProfileMismatch: the served name stands for another profile.
+        QueueUnreachable, QueueRefused: the queue server.
+    """
+
+    def __init__(
+        self,
+        client: redis.Redis,
+        identity: Identity,
+        load: Callable[[], Load],
+        *,
+        beat_s: float = BEAT_S,
+        patience_s: float = PRESENCE_MS / 1000 + 2,
+    ) -> None:
+        self._client = client
+        self._identity = identity
+        self._load = load
+        self._beat_s = beat_s
+        self._instance = uuid.uuid4().hex
+        self._started_at = time.time()
+        self._closing = threading.Event()
+        with translated():
+            self._claim(patience_s)
+            self.num_restored = self._take_over()
+        self._thread = threading.Thread(target=self._keep, name="head-presence", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Withdraw; safe to call twice. Close the fronts before: what they hand back needs no restoring."""
+        if self._closing.is_set():
+            return
+        self._closing.set()
+        self._thread.join()
+        self._withdraw()
+
+    def _claim(self, patience_s: float) -> None:
+        deadline = time.monotonic() + patience_s
+        while True:
+            try:
+                return heads.claim(self._client, self._info())
+            except HeadIdTaken:
+                if time.monotonic() >= deadline:
+                    raise
+                time.sleep(_CLAIM_AGAIN_S)
+
+    def _take_over(self) -> int:
+        identity = self._identity
+        try:
+            heads.register_profile(self._client, identity.model, identity.profile)
+            return heads.restore_unacked(self._client, identity.head_id)
+        except BaseException:
+            self._withdraw()
+            raise
+
+    def _keep(self) -> None:
+        known = True
+        while not self._closing.wait(self._beat_s):
+            try:
+                heads.beat(self._client, self._info())
+            except redis.RedisError as error:
+                if known:
+                    logger.warning("the queue server does not hear this head: %s", error)
+                known = False
+            else:
+                known = True
+
+    def _withdraw(self) -> None:
+        try:
+            heads.withdraw(self._client, self._identity.head_id)
+        except redis.RedisError as error:
+            logger.info("presence not withdrawn, it lapses by itself: %s", error)
+
+    def _info(self) -> HeadInfo:
+        identity, load = self._identity, self._load()
+        return HeadInfo(
+            head_id=identity.head_id,
+            instance=self._instance,
+            model=identity.model,
+            profile=identity.profile,
+            slots=identity.slots,
+            live=load.live,
+            consuming=load.consuming,
+            running=load.running,
+            tokens_per_s=load.tokens_per_s,
+            started_at=self._started_at,
+        )
