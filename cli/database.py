@@ -1,0 +1,25 @@
+"""Access to the database for one command."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from cli.errors import ExitCode
+from storage.database import Database
+from storage.records import Counts
+from storage.settings import StorageSettings
+
+
+@contextmanager
+def opened() -> Iterator[Database]:
+    """The configured database, open for the length of a block."""
+    with Database.open(StorageSettings().database_url) as database:
+        yield database
+
+
+def exit_code(counts: Counts) -> ExitCode:
+    """OK only if every job has ended and succeeded."""
+    if counts.num_open:
+        return ExitCode.UNFINISHED
+    return ExitCode.OK if counts.completed == counts.total else ExitCode.JOBS_FAILED

@@ -1,0 +1,288 @@
+"""`shardq doctor`: what is wrong with this installation, and what to do about it."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import click
+import redis
+
+from cli.database import opened
+from cli.errors import ExitCode, NotFound
+from cli.options import broker_option, database_option, insecure_option, json_option, relay_option
+from cli.output import console, print_json, size, state
+from cli.packaged_model import find
+from cli.settings import CliSettings
+from relay.errors import RelayError
+from relay.guard import redact
+from relay.settings import RelaySettings
+from relay.streams import RedisRelay
+from storage.errors import StorageError
+from tasks import keys
+from tasks.connection import connect, translated
+from tasks.errors import TaskError
+from tasks.heads import live_heads, registered_models
+from tasks.settings import TaskSettings
+
+#: packages whose versions matter
+PACKAGES = ["celery", "kombu", "redis", "flower", "sqlalchemy", "pydantic", "click", "rich"]
+WORKER_PACKAGES = ["torch", "transformers", "tokenizers", "safetensors"]
+#: free bytes below which the database and the queue are in danger
+MIN_FREE_BYTES = 1_000_000_000
+#: round trips measured
+PINGS = 5
+
+
+class Grade(StrEnum):
+    """How a check ended; only `FAILED` makes the exit status 1."""
+
+    OK = "ok"
+    WARNING = "warning"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was checked."""
+
+    check: str
+    grade: Grade
+    #: what was found, and what to do if that is not good
+    text: str
+
+
+def ok(check: str, text: str) -> Finding:
+    """All is well."""
+    return Finding(check, Grade.OK, text)
+
+
+def warning(check: str, text: str) -> Finding:
+    """Works, or may work later, but somebody should look."""
+    return Finding(check, Grade.WARNING, text)
+
+
+def failed(check: str, text: str) -> Finding:
+    """Does not work."""
+    return Finding(check, Grade.FAILED, text)
+
+
+@click.command("doctor")
+@click.option("--model", metavar="MODEL", help="Also look at this model's files.  [env: SHARDQ_MODEL]")
+@json_option
+@database_option
+@broker_option
+@relay_option
+@insecure_option
+@click.pass_context
+def doctor_command(ctx: click.Context, model: str | None, as_json: bool) -> None:
+    """Say what is wrong with this installation.
+
+    Looks at versions, disk, database, both Redis servers, bookkeeper, heads, tails and a model's files.
+    Exit status 1 if something does not work.
+
+    \b
+    shardq doctor
+    shardq doctor --model ./Qwen2.5-7B-Instruct
+    """
+    findings: list[Finding] = []
+    for check in _checks(model or os.environ.get("SHARDQ_MODEL")):
+        for finding in check():
+            findings.append(finding)
+            if not as_json:
+                _show(finding)
+    if as_json:
+        print_json([asdict(finding) for finding in findings])
+    if any(finding.grade == Grade.FAILED for finding in findings):
+        ctx.exit(ExitCode.ERROR)
+
+
+def _checks(model: str | None) -> list[Callable[[], Iterator[Finding]]]:
+    return [
+        check_versions,
+        check_disk,
+        check_database,
+        check_queue,
+        check_wire,
+        lambda: check_model(model),
+    ]
+
+
+def _show(finding: Finding) -> None:
+    line = state(finding.grade.value)
+    line.pad_right(8 - len(finding.grade.value))
+    line.append(f"{finding.check:<11}", style="bold")
+    line.append(finding.text, style="")
+    console().print(line, soft_wrap=True)
+
+
+def _versions(names: list[str]) -> tuple[str, list[str]]:
+    found, missing = [], []
+    for name in names:
+        try:
+            found.append(f"{name} {version(name)}")
+        except PackageNotFoundError:
+            missing.append(name)
+    return ", ".join(found), missing
+
+
+def check_versions() -> Iterator[Finding]:
+    """Python and packages; nothing is imported."""
+    yield ok(
+        "python", f"{platform.python_version()} on {platform.system()} {platform.machine()}, {sys.prefix}"
+    )
+    found, missing = _versions(PACKAGES)
+    if missing:
+        yield failed("packages", f"not installed: {', '.join(missing)}; install shardq again")
+    else:
+        yield ok("packages", found)
+    found, missing = _versions(WORKER_PACKAGES)
+    if missing:
+        text = f"not installed: {', '.join(missing)}; this machine cannot run a model"
+        yield warning("worker", f"{text} (`pip install 'shardq[worker]'` if it should)")
+    else:
+        yield ok("worker", found)
+
+
+def check_disk() -> Iterator[Finding]:
+    """The data directory can be written and has room."""
+    folder = CliSettings().data_dir
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        probe = folder / f".doctor-{os.getpid()}"
+        probe.write_bytes(b"x")
+        probe.unlink()
+    except OSError as error:
+        yield failed("disk", f"cannot write to {folder}: {error.strerror}; name another with --data-dir")
+        return
+    free = shutil.disk_usage(folder).free
+    if free < MIN_FREE_BYTES:
+        yield warning("disk", f"{folder} has only {size(free)} free")
+    else:
+        yield ok("disk", f"{folder}, {size(free)} free")
+
+
+def check_database() -> Iterator[Finding]:
+    """The database opens and has our schema."""
+    try:
+        with opened() as database:
+            yield ok("database", database.address)
+    except StorageError as error:
+        yield failed("database", str(error))
+
+
+def check_queue() -> Iterator[Finding]:
+    """The queue server, and what it knows of bookkeeper and heads."""
+    settings = TaskSettings()
+    try:
+        client = connect(settings)
+        with translated():
+            yield ok("queue", f"{redact(settings.broker_url)}, round trip {_round_trip_ms(client):.1f} ms")
+            yield from _queue_configuration(client)
+            yield from _bookkeeper(client)
+            yield from _heads(client)
+    except (TaskError, RelayError) as error:
+        yield failed("queue", f"{error} (SHARDQ_BROKER_URL; is Redis running there?)")
+
+
+def _round_trip_ms(client: redis.Redis) -> float:
+    client.ping()
+    times = []
+    for _ in range(PINGS):
+        start = time.perf_counter()
+        client.ping()
+        times.append(time.perf_counter() - start)
+    return 1000 * sorted(times)[PINGS // 2]
+
+
+def _queue_configuration(client: redis.Redis) -> Iterator[Finding]:
+    try:
+        configuration = client.config_get("appendonly", "maxmemory-policy")
+    except redis.ResponseError:
+        return  # an account without the right to look, or a hosted server
+    values = {_text(name): _text(value) for name, value in configuration.items()}
+    if values.get("maxmemory-policy", "noeviction") != "noeviction":
+        policy = values["maxmemory-policy"]
+        yield failed("queue", f"maxmemory-policy is {policy}: jobs would be dropped; set it to noeviction")
+    if values.get("appendonly") == "no":
+        yield warning(
+            "queue", "no append-only file: a restart of this server loses the queue until it is fed again"
+        )
+
+
+def _text(value: str | bytes | None) -> str:
+    return value.decode() if isinstance(value, bytes) else value or ""
+
+
+def _bookkeeper(client: redis.Redis) -> Iterator[Finding]:
+    if client.exists(keys.BOOKKEEPER):
+        yield ok("bookkeeper", "alive")
+    else:
+        yield warning("bookkeeper", "none is alive: start one with `shardq bookkeeper`")
+
+
+def _heads(client: redis.Redis) -> Iterator[Finding]:
+    heads = live_heads(client)
+    models = ", ".join(registered_models(client)) or "none"
+    if not heads:
+        yield warning("heads", f"none is alive (models registered: {models}): start one with `shardq head`")
+    for head in heads:
+        text = f"{head.head_id} serves {head.model} with {head.slots} slots"
+        if head.consuming:
+            yield ok("heads", text)
+        else:
+            yield warning("heads", f"{text}, but has no tail and takes no jobs: start one with `shardq tail`")
+
+
+def check_wire() -> Iterator[Finding]:
+    """The wire server and the tails on it."""
+    url = RelaySettings().url
+    try:
+        relay = RedisRelay(url, allow_insecure=TaskSettings().allow_insecure)
+        rtt_ms, tails = 1000 * relay.ping(), relay.tails()
+        relay.close()
+    except RelayError as error:
+        yield failed("wire", f"{error} (SHARDQ_RELAY_URL; is Redis running there?)")
+        return
+    yield ok("wire", f"{redact(url)}, round trip {rtt_ms:.1f} ms")
+    if not tails:
+        yield warning("tails", "none is alive: start one with `shardq tail`")
+    for tail in tails:
+        yield ok("tails", f"{tail.tail}, layers from {tail.split}, up to {tail.slots} slots")
+
+
+def check_model(model: str | None) -> Iterator[Finding]:
+    """The files of a model; the demo's model if none is named."""
+    if model is None:
+        try:
+            yield ok("demo model", str(find()))
+        except NotFound as error:
+            yield warning("demo model", str(error))
+        return
+    path = Path(model).expanduser()
+    if path.is_dir():
+        yield _directory(path)
+    elif path.is_file():
+        good = path.suffix == ".gguf"
+        yield ok("model", str(path)) if good else failed("model", f"{path} is no directory and no .gguf file")
+    elif model.startswith((".", "/", "~")):
+        yield failed("model", f"{path} does not exist")
+    else:
+        yield ok("model", f"{model} would come from the Hugging Face hub (`shardq models prepare {model}`)")
+
+
+def _directory(path: Path) -> Finding:
+    missing = [name for name in ("config.json",) if not (path / name).is_file()]
+    weights = sorted(path.glob("*.safetensors"))
+    if missing or not weights:
+        lacks = " and ".join([*missing, *([] if weights else ["*.safetensors"])])
+        return failed("model", f"{path} lacks {lacks}")
+    return ok("model", f"{path}, {size(sum(file.stat().st_size for file in weights))} of weights")

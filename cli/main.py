@@ -1,0 +1,178 @@
+"""The `shardq` command: its list of commands, and the one place where errors become exit statuses."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from functools import partial
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import click
+
+from cli.errors import CliError, ExitCode
+
+#: section → command → (module, help line). The modules are imported only when their command runs.
+SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
+    "Batches": {
+        "submit": ("cli.submit", "Check a file of prompts and queue it as a batch."),
+        "status": ("cli.jobs", "How far a batch is, or how the whole system is."),
+        "list": ("cli.jobs", "The batches, newest first."),
+        "results": ("cli.results", "Results of a batch, in input order."),
+        "models": ("cli.models", "The models that are served, or a model's files."),
+    },
+    "Machines": {
+        "head": ("cli.workers", "Run the first half of a model and take jobs."),
+        "tail": ("cli.workers", "Run the second half of a model."),
+        "bookkeeper": ("cli.workers", "Keep the database: feed, record and reconcile jobs."),
+        "flower": ("cli.workers", "Run the Flower dashboard."),
+    },
+    "One machine": {
+        "up": ("cli.up", "Run everything in this terminal, Redis included."),
+        "demo": ("cli.demo", "Run 16 prompts through a small model cut in two."),
+        "doctor": ("cli.doctor", "Say what is wrong with this installation."),
+    },
+}
+
+COMMANDS = {name: entry for section in SECTIONS.values() for name, entry in section.items()}
+
+
+class Commands(click.Group):
+    """The commands of `SECTIONS`, imported on use; every error ends as one line and an exit status."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        module = importlib.import_module(COMMANDS[cmd_name][0])
+        command: click.Command = vars(module)[f"{cmd_name}_command"]
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        for title, commands in SECTIONS.items():
+            with formatter.section(title):
+                formatter.write_dl([(name, line) for name, (_, line) in commands.items()])
+
+    def main(self, *args: Any, standalone_mode: bool = True, **kwargs: Any) -> Any:
+        run = partial(super().main, *args, standalone_mode=False, **kwargs)
+        if not standalone_mode:
+            return run()
+        sys.exit(_exit_code(run))
+
+
+def _exit_code(run: Callable[[], Any]) -> int:
+    try:
+        result = run()
+    except click.Abort:
+        return ExitCode.INTERRUPTED
+    except click.ClickException as error:
+        click.echo(f"Error: {_one_line(error)}", err=True)
+        return error.exit_code
+    except Exception as error:  # noqa: BLE001 - the outermost frame; a traceback helps nobody but us
+        if os.environ.get("SHARDQ_DEBUG"):
+            traceback.print_exc()
+        click.echo(f"Error: {_describe(error)}", err=True)
+        return ExitCode.ERROR
+    return result if isinstance(result, int) else ExitCode.OK
+
+
+def _one_line(error: click.ClickException) -> str:
+    message = " ".join(error.format_message().split())
+    if isinstance(error, click.UsageError) and error.ctx is not None:
+        return f"{message} (see `{error.ctx.command_path} --help`)"
+    # Lists of bad lines are the one message that takes several lines.
+    return error.format_message() if isinstance(error, CliError) else message
+
+
+def _describe(error: Exception) -> str:
+    if problems := _settings_problems(error):
+        return problems
+    if any(is_ours(kind) for kind in type(error).__mro__):
+        return " ".join(str(error).split())
+    where = "set SHARDQ_DEBUG=1 to see where"
+    return f"unexpected {type(error).__name__}: {' '.join(str(error).split())} ({where})"
+
+
+def is_ours(kind: type) -> bool:
+    """Whether this exception class is the root of an error tree of one of our packages."""
+    return kind.__module__ in {"relay.errors", "storage.errors", "tasks.errors", "workers.errors"}
+
+
+def _settings_problems(error: Exception) -> str | None:
+    """One line about bad settings, naming the variable; None for any other error."""
+    pydantic = sys.modules.get("pydantic")
+    if pydantic is None or not isinstance(error, pydantic.ValidationError):
+        return None
+    return "; ".join(_settings_lines(error))
+
+
+def _settings_lines(error: Any) -> Iterator[str]:
+    for problem in error.errors(include_url=False):
+        name = "_".join(str(part) for part in problem["loc"])
+        option = f"--{name.replace('_', '-')} (SHARDQ_{name.upper()})"
+        if problem["type"] == "missing":
+            yield f"{option} is not set"
+        else:
+            yield f"{option}: {problem['msg'].lower()}, not {problem['input']!r}"
+
+
+def installed_version() -> str:
+    """The version of the installed distribution."""
+    try:
+        return version("shardq")
+    except PackageNotFoundError:
+        return "unknown (not installed)"
+
+
+def _print_version(ctx: click.Context, _: click.Parameter, value: bool) -> None:
+    if value:
+        click.echo(f"shardq {installed_version()}")
+        ctx.exit()
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 80})
+@click.option(
+    "--data-dir",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Where this machine keeps its database and state.  [env: SHARDQ_DATA_DIR]",
+)
+@click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_print_version,
+    help="Show the version.",
+)
+@click.pass_context
+def shardq(ctx: click.Context, data_dir: Path | None) -> None:
+    """Batch LLM inference over a model cut in two.
+
+    \b
+    shardq demo                        see it work on this machine
+    shardq up --model DIR              run everything here
+    shardq submit prompts.jsonl --wait queue a file and watch it
+    shardq results BATCH               read what came out
+    """
+    if ctx.resilient_parsing:
+        return
+    if data_dir is not None:
+        os.environ["SHARDQ_DATA_DIR"] = str(data_dir.expanduser().absolute())
+    from cli.settings import CliSettings, use_data_dir
+
+    use_data_dir(CliSettings())
+
+
+def main() -> None:
+    """The console script."""
+    shardq.main(prog_name="shardq")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,82 @@
+"""Options that several commands share, and how they reach the settings of other packages."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
+
+
+def _set_variable(variable: str) -> Callable[[click.Context, click.Parameter, str | None], None]:
+    def callback(ctx: click.Context, _: click.Parameter, value: str | None) -> None:
+        # The variable, not an argument: Celery's application reads it when it is imported.
+        if value is not None and not ctx.resilient_parsing:
+            os.environ[variable] = value
+
+    return callback
+
+
+def _address_option(flag: str, variable: str, what: str) -> Callable[[F], F]:
+    return click.option(
+        flag,
+        metavar="URL",
+        expose_value=False,
+        callback=_set_variable(variable),
+        help=f"{what}  [env: {variable}]",
+    )
+
+
+broker_option = _address_option("--broker-url", "SHARDQ_BROKER_URL", "The queue server.")
+relay_option = _address_option("--relay-url", "SHARDQ_RELAY_URL", "The server between head and tail.")
+database_option = _address_option("--database-url", "SHARDQ_DATABASE_URL", "The database.")
+
+
+def insecure_option(function: F) -> F:
+    """`--allow-insecure`, which reaches every package through its variable."""
+
+    def callback(ctx: click.Context, _: click.Parameter, value: bool) -> None:
+        if value and not ctx.resilient_parsing:
+            os.environ["SHARDQ_ALLOW_INSECURE"] = "true"
+
+    return click.option(
+        "--allow-insecure",
+        is_flag=True,
+        expose_value=False,
+        callback=callback,
+        help="Talk to a Redis without password on another machine.  [env: SHARDQ_ALLOW_INSECURE]",
+    )(function)
+
+
+def log_option(function: F) -> F:
+    """`--log-level`, applied before the command runs."""
+
+    def callback(ctx: click.Context, _: click.Parameter, value: str) -> None:
+        if not ctx.resilient_parsing:
+            logging.basicConfig(
+                level=value.upper(),
+                format="%(asctime)s %(levelname)-7s %(message)s",
+                datefmt="%H:%M:%S",
+                force=True,
+            )
+
+    return click.option(
+        "--log-level",
+        type=click.Choice(["debug", "info", "warning", "error"]),
+        default="info",
+        show_default=True,
+        expose_value=False,
+        callback=callback,
+        help="How much is logged.",
+    )(function)
+
+
+def given(**values: Any) -> dict[str, Any]:
+    """The options that were given: the rest is left to the environment and to the defaults."""
+    return {name: value for name, value in values.items() if value is not None}

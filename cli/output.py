@@ -1,0 +1,121 @@
+"""How things are shown: tables, JSON, figures. Respects NO_COLOR and fits 80 columns when piped."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any, TextIO
+
+import click
+from rich.box import SIMPLE_HEAD
+from rich.console import Console, JustifyMethod
+from rich.table import Table
+from rich.text import Text
+
+#: what stands where there is no figure
+NOTHING = "–"
+
+
+def console(out: TextIO | None = None) -> Console:
+    """A console for this stream, stdout by default: colours only on a terminal, 80 columns elsewhere."""
+    return Console(file=out, highlight=False, emoji=False, markup=False)
+
+
+def warn(message: str) -> None:
+    """A remark on stderr that stops nothing."""
+    click.echo(f"Warning: {message}", err=True)
+
+
+def note(message: str) -> None:
+    """What is going on, on stderr: stdout is for results."""
+    click.echo(message, err=True)
+
+
+def print_json(value: Any) -> None:
+    """`value` as indented JSON on stdout."""
+    click.echo(json.dumps(value, ensure_ascii=False, indent=2))
+
+
+def print_table(
+    columns: Sequence[str],
+    rows: Iterable[Sequence[object]],
+    *,
+    numbers: Iterable[str] = (),
+    out: TextIO | None = None,
+) -> None:
+    """Rows under column names; columns in `numbers` are aligned right. What does not fit the width is cut."""
+    right = set(numbers)
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="bold")
+    for index, name in enumerate(columns):
+        last = index == len(columns) - 1
+        justify: JustifyMethod = "right" if name in right else "left"
+        table.add_column(name, justify=justify, no_wrap=True, overflow="ellipsis", ratio=1 if last else None)
+    for row in rows:
+        table.add_row(*(_cell(value) for value in row))
+    console(out).print(table)
+
+
+def _cell(value: object) -> Text:
+    return value if isinstance(value, Text) else Text(NOTHING if value is None else str(value))
+
+
+#: colour of a state
+_STYLES = {
+    "completed": "green",
+    "failed": "red",
+    "expired": "red",
+    "cancelled": "yellow",
+    "in_progress": "cyan",
+    "running": "cyan",
+    "ok": "green",
+    "warning": "yellow",
+}
+
+
+def state(name: str) -> Text:
+    """A state in its colour."""
+    return Text(name, style=_STYLES.get(name, ""))
+
+
+def figure(value: float | None, digits: int = 1) -> str:
+    """A number with fixed digits, or the sign for none."""
+    return NOTHING if value is None else f"{value:,.{digits}f}"
+
+
+def percent(part: int, whole: int) -> str:
+    """A share in whole percent, or the sign for none."""
+    return NOTHING if whole == 0 else f"{100 * part / whole:.0f}%"
+
+
+def duration(seconds: float | None) -> str:
+    """A duration as people say it: `8s`, `3m05s`, `2h10m`."""
+    if seconds is None:
+        return NOTHING
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m{whole % 60:02d}s"
+    return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
+
+
+def moment(timestamp: float | None) -> str:
+    """A Unix time as local date and time."""
+    return NOTHING if timestamp is None else time.strftime("%Y-%m-%d %H:%M", time.localtime(timestamp))
+
+
+def size(num_bytes: float) -> str:
+    """Bytes as people read them."""
+    value = float(num_bytes)
+    for unit in ("B", "KB", "MB", "GB"):
+        if value < 1000 or unit == "GB":
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1000
+    raise AssertionError("the loop returns at GB")
+
+
+def first_words(text: str | None, width: int) -> str:
+    """The beginning of a text on one line."""
+    line = " ".join((text or "").split())
+    return line if len(line) <= width else line[: width - 1] + "…"

@@ -1,0 +1,171 @@
+"""Everything on one machine: two embedded Redis servers, bookkeeper, tail, head and, on request, Flower."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+
+from cli.errors import StackFailed
+from cli.processes import Child, LineSink, Processes, shardq_argv
+from cli.settings import Addresses, RunningStack
+from relay.embedded import EmbeddedRedis
+from tasks.connection import connect, translated
+from tasks.heads import HeadInfo, live_heads
+from tasks.settings import TaskSettings
+
+#: head first: it hands its jobs back and frees the tail; the bookkeeper then records what is left
+STOP_ORDER = ("flower", "head", "tail", "bookkeeper")
+#: seconds from the start of head and tail until jobs can run
+READY_TIMEOUT_S = 600.0
+#: a child that ends sooner than this is not started again
+STABLE_S = 20.0
+#: seconds before an ended child is started again
+RESTART_PAUSE_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class StackOptions:
+    """What runs, and how. Options left out of `head` and `tail` come from the environment or the defaults."""
+
+    #: directory, hub id or GGUF file
+    model: str
+    #: arguments of `shardq head` and `shardq tail` beside the model
+    head: tuple[str, ...] = ()
+    tail: tuple[str, ...] = ()
+    #: port of the dashboard; None starts none
+    flower_port: int | None = None
+    #: whether the queue survives a restart
+    persistent: bool = True
+    #: environment of every child
+    environment: dict[str, str] = field(default_factory=dict)
+
+
+class Stack:
+    """A context manager: entering starts the processes, leaving stops them in order."""
+
+    def __init__(self, data_dir: Path, options: StackOptions, sink: LineSink) -> None:
+        self._data_dir = data_dir
+        self._options = options
+        self._cleanup = ExitStack()
+        self._processes = Processes(sink)
+        self._argv: dict[str, list[str]] = {}
+        self._addresses: Addresses | None = None
+
+    @property
+    def addresses(self) -> Addresses:
+        """Where the services listen, once entered."""
+        if self._addresses is None:
+            raise StackFailed("the stack is not running")
+        return self._addresses
+
+    def __enter__(self) -> Stack:
+        with self._cleanup:
+            self._cleanup.enter_context(_only_one(self._data_dir))
+            self._addresses = self._start_servers()
+            note = RunningStack(self._data_dir)
+            note.write(self._addresses)
+            self._cleanup.callback(note.remove)
+            self._cleanup.callback(self._processes.stop, STOP_ORDER)
+            self._cleanup = self._cleanup.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._cleanup.close()
+
+    def _start_servers(self) -> Addresses:
+        queue = EmbeddedRedis(self._data_dir / "queue", persistent=self._options.persistent)
+        wire = EmbeddedRedis(self._data_dir / "wire", persistent=False)
+        broker_url = self._cleanup.enter_context(queue).url
+        relay_url = self._cleanup.enter_context(wire).url
+        return Addresses(broker_url, relay_url, f"sqlite:///{self._data_dir / 'shardq.sqlite3'}")
+
+    def prepare_model(self, on_wait: Callable[[], None]) -> None:
+        """Download or convert the model if need be, before head and tail both ask for it."""
+        child = self._start("model", "models", "prepare", self._options.model)
+        while child.returncode is None:
+            on_wait()
+            time.sleep(0.1)
+        child.reader.join(timeout=2)
+        self._processes.forget("model")
+        if child.returncode != 0:
+            raise StackFailed(_last_line(child.tail_of_log()))
+
+    def start_workers(self) -> None:
+        """Start bookkeeper, tail, head and Flower."""
+        self._start("bookkeeper", "bookkeeper")
+        self._start("tail", "tail", "--model", self._options.model, *self._options.tail)
+        self._start("head", "head", "--model", self._options.model, *self._options.head)
+        if self._options.flower_port is not None:
+            self._start("flower", "flower", "--port", str(self._options.flower_port))
+
+    def _start(self, name: str, *arguments: str) -> Child:
+        environment = {**self._options.environment, **self.addresses.environment()}
+        self._argv[name] = shardq_argv(*arguments)
+        return self._processes.start(name, self._argv[name], environment)
+
+    def wait_ready(self, on_wait: Callable[[], None], timeout_s: float = READY_TIMEOUT_S) -> HeadInfo:
+        """Wait until a head takes jobs. Raises StackFailed when a process ends or the time is over."""
+        deadline = time.monotonic() + timeout_s
+        client = connect(TaskSettings(broker_url=self.addresses.broker_url))
+        try:
+            while time.monotonic() < deadline:
+                self.check()
+                with translated():
+                    ready = [head for head in live_heads(client) if head.consuming]
+                if ready:
+                    return ready[0]
+                on_wait()
+                time.sleep(0.1)
+        finally:
+            client.close()
+        raise StackFailed(f"no head was ready within {timeout_s:.0f} s")
+
+    def check(self) -> None:
+        """Raise StackFailed if a process ended by itself."""
+        for child in self._processes.ended():
+            raise StackFailed(
+                f"{child.name} ended with status {child.returncode}: {_last_line(child.tail_of_log())}"
+            )
+
+    def restart_ended(self, report: Callable[[str], None]) -> None:
+        """Start processes again that ended after they had been stable; raise StackFailed for the others."""
+        for child in self._processes.ended():
+            if time.monotonic() - child.started < STABLE_S:
+                self.check()
+            report(f"{child.name} ended with status {child.returncode}; starting it again")
+            self._processes.forget(child.name)
+            time.sleep(RESTART_PAUSE_S)
+            environment = {**self._options.environment, **self.addresses.environment()}
+            self._processes.start(child.name, self._argv[child.name], environment)
+
+
+@contextmanager
+def _only_one(data_dir: Path) -> Iterator[None]:
+    """Hold the data directory. Raises StackFailed while another process does."""
+    try:
+        data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        descriptor = os.open(data_dir / "up.lock", os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError as error:
+        raise StackFailed(f"cannot use {data_dir}: {error.strerror}") from error
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise StackFailed(f"already running in {data_dir}: stop it, or use another --data-dir") from error
+    try:
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _last_line(text: str) -> str:
+    """What a failed process said last, without the prefix of our own errors."""
+    lines = [line for line in text.splitlines() if line.strip()]
+    return lines[-1].removeprefix("Error: ") if lines else "it said nothing"

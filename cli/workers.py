@@ -1,0 +1,163 @@
+"""Commands that run one process of the system until Ctrl-C or SIGTERM."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+import click
+
+from cli.options import broker_option, database_option, given, insecure_option, log_option, relay_option
+from cli.processes import die_with_parent
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+#: finished and running jobs that Flower keeps in memory
+FLOWER_MAX_TASKS = 10_000
+
+
+def model_options(function: F) -> F:
+    """What head and tail must be told alike."""
+    options = [
+        click.option(
+            "--model", metavar="MODEL", help="Directory, hub id or .gguf file.  [env: SHARDQ_MODEL]"
+        ),
+        click.option(
+            "--split", type=int, metavar="LAYER", help="First layer of the tail; the middle if not given."
+        ),
+        click.option(
+            "--dtype", type=click.Choice(["float32", "float16", "bfloat16"]), help="Default: float32."
+        ),
+        click.option("--device", metavar="DEVICE", help="`cpu`, `cuda`, `cuda:1`, … Default: cpu."),
+        click.option(
+            "--max-length", type=int, metavar="TOKENS", help="Longest prompt + completion. Default: 1024."
+        ),
+        click.option(
+            "--trust-remote-code/--no-trust-remote-code",
+            default=None,
+            help="Run code that comes with the model. Default: no.",
+        ),
+    ]
+    for option in reversed(options):
+        function = option(function)
+    return function
+
+
+def head_options(function: F) -> F:
+    """What only the head is told."""
+    options = [
+        click.option("--name", metavar="NAME", help="Served name. Default: the last part of MODEL."),
+        click.option("--slots", type=int, help="Jobs decoded at the same time. Default: 16."),
+        click.option(
+            "--draft-length", type=int, metavar="K", help="Tokens drafted per round; 0 = none. Default: 4."
+        ),
+        click.option("--drafter", type=click.Choice(["none", "ngram", "model"]), help="Default: ngram."),
+        click.option("--drafter-model", metavar="MODEL", help="The small model for `--drafter model`."),
+        click.option("--lanes", type=int, help="Groups of rows in flight. Default: 1."),
+        click.option("--prefill-chunk", type=int, metavar="TOKENS", help="Default: 64."),
+        click.option("--fronts", type=int, help="Celery consumer processes. Default: 8."),
+    ]
+    for option in reversed(options):
+        function = option(function)
+    return function
+
+
+def worker_arguments(options: Mapping[str, Any]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Options of `model_options` and `head_options` as arguments of `shardq head` and of `shardq tail`.
+
+    The model is left out: whoever starts the two names it.
+    """
+    both = {name: options.get(name) for name in ("split", "dtype", "device", "max_length")}
+    head = {name: value for name, value in options.items() if name not in ("model", "trust_remote_code")}
+    trust = ("--trust-remote-code",) if options.get("trust_remote_code") else ()
+    return (*_arguments(head), *trust), (*_arguments(both), *trust)
+
+
+def _arguments(options: Mapping[str, Any]) -> tuple[str, ...]:
+    given_options = {f"--{name.replace('_', '-')}": str(value) for name, value in given(**options).items()}
+    return tuple(part for pair in given_options.items() for part in pair)
+
+
+@click.command("head")
+@model_options
+@head_options
+@click.option("--head-id", metavar="ID", help="Stable id of this head. Default: the host's name.")
+@broker_option
+@relay_option
+@insecure_option
+@log_option
+def head_command(**options: Any) -> None:
+    """Run the first half of a model and take jobs.
+
+    Every option is also an environment variable, `SHARDQ_<OPTION>`. A head without a tail takes no jobs.
+
+    \b
+    shardq head --model Qwen/Qwen2.5-7B-Instruct --dtype float16 --device cuda
+    """
+    from workers.head.worker import run
+    from workers.settings import HeadSettings
+
+    die_with_parent()
+    run(HeadSettings(**given(**options)))
+
+
+@click.command("tail")
+@model_options
+@click.option("--tail-name", metavar="NAME", help="What the tail is called. Default: the host's name.")
+@click.option("--slots", type=int, help="Most slots a head may ask for. Default: 64.")
+@relay_option
+@insecure_option
+@log_option
+def tail_command(**options: Any) -> None:
+    """Run the second half of a model: layers from the split on, sampling and verification.
+
+    Every option is also an environment variable, `SHARDQ_<OPTION>`. Needs only the relay's Redis.
+
+    \b
+    shardq tail --model Qwen/Qwen2.5-7B-Instruct --dtype float16 --device cuda
+    """
+    from workers.settings import TailSettings
+    from workers.tail.worker import run
+
+    die_with_parent()
+    run(TailSettings(**given(**options)))
+
+
+@click.command("bookkeeper")
+@database_option
+@broker_option
+@insecure_option
+@log_option
+def bookkeeper_command() -> None:
+    """Keep the database: feed waiting jobs to the queue, record finished ones, look after lost ones.
+
+    One per installation, on the machine that has the database.
+    """
+    from cli.database import opened
+    from tasks.bookkeeper import run
+    from tasks.settings import BookkeeperSettings
+
+    die_with_parent()
+    with opened() as database:
+        run(database, BookkeeperSettings())
+
+
+@click.command("flower")
+@click.option("--port", default=5555, show_default=True, help="Port of the page.")
+@click.option("--address", default="127.0.0.1", show_default=True, help="Address of the page.")
+@broker_option
+@insecure_option
+@log_option
+def flower_command(port: int, address: str) -> None:
+    """Run the Flower dashboard of the jobs.
+
+    The page has no password of its own: keep it on this machine, or put a proxy in front.
+    """
+    from tasks.connection import check_settings
+    from tasks.settings import TaskSettings
+
+    check_settings(TaskSettings())
+    die_with_parent()
+    from tasks.app import app
+
+    app.start(["flower", f"--address={address}", f"--port={port}", f"--max_tasks={FLOWER_MAX_TASKS}"])
