@@ -1,0 +1,109 @@
+"""Every Redis key of the relay.
+
+A tail's id is `<name>-<8 hex digits>`, so one ACL pattern per tail *name* covers all of its processes without
+covering those of another name: see `acl_for_tail`.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+
+from relay.errors import RelayRefused
+
+#: no colon (it separates key parts) and nothing that a glob pattern would read as more than itself
+_TAIL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+_SUFFIX = re.compile(r"[0-9a-f]{8}")
+
+#: glob over presence and lease keys
+TAILS_PATTERN = "shardq:tail:*"
+_LEASE_SUFFIX = ":lease"
+
+
+def new_tail_id(name: str) -> str:
+    """An id for this process of the tail `name`; raises `RelayRefused` for a name unfit for a key."""
+    if not _TAIL_NAME.fullmatch(name):
+        raise RelayRefused(f"tail name {name!r}: use 1 to 63 letters, digits, '.', '_' or '-'")
+    return f"{name}-{secrets.token_hex(4)}"
+
+
+def tail_name(tail: str) -> str:
+    """The name inside a tail id; raises `RelayRefused` if `tail` is none."""
+    name, _, suffix = tail.rpartition("-")
+    if not _TAIL_NAME.fullmatch(name) or not _SUFFIX.fullmatch(suffix):
+        raise RelayRefused(f"tail id {tail!r}: expected <name>-<8 hex digits>")
+    return name
+
+
+def presence(tail: str) -> str:
+    """JSON of a living tail; expires soon after its last refresh."""
+    return f"shardq:tail:{tail}"
+
+
+def lease(tail: str) -> str:
+    """Token of the head that holds the tail; expires soon after its last renewal."""
+    return f"shardq:tail:{tail}{_LEASE_SUFFIX}"
+
+
+def is_presence(key: str) -> bool:
+    """Whether a key found by `TAILS_PATTERN` is a presence key."""
+    return not key.endswith(_LEASE_SUFFIX)
+
+
+def epoch(tail: str) -> str:
+    """Counter of a tail's epochs."""
+    return f"shardq:link:{tail}:epoch"
+
+
+def hello(tail: str) -> str:
+    """Stream of the newest hello, entry id `<epoch>-0`."""
+    return f"shardq:link:{tail}:hello:up"
+
+
+def up(tail: str, epoch: int, lane: int) -> str:
+    """Stream of one lane's frames from head to tail."""
+    return f"shardq:link:{tail}:{epoch}:{lane}:up"
+
+
+def down(tail: str, epoch: int, lane: int) -> str:
+    """Stream of one lane's frames from tail to head."""
+    return f"shardq:link:{tail}:{epoch}:{lane}:down"
+
+
+def lanes(tail: str, epoch: int, num_lanes: int) -> list[str]:
+    """All frame streams of one epoch."""
+    return [key(tail, epoch, lane) for lane in range(num_lanes) for key in (up, down)]
+
+
+def links_pattern(tail: str) -> str:
+    """Glob over everything a tail's epochs leave behind."""
+    return f"shardq:link:{tail}:*"
+
+
+def epoch_of(key: str) -> int | None:
+    """The epoch of a frame stream's key, None for the counter and the hello stream."""
+    number = key.split(":")[3]
+    return int(number) if number.isdecimal() else None
+
+
+def acl_for_tail(name: str) -> list[str]:
+    """The `ACL SETUSER` rules (without user and password) that are all a tail called `name` needs."""
+    some_id = f"{name}-????????"
+    return [
+        f"%R~shardq:link:{some_id}:*:up",
+        f"%W~shardq:link:{some_id}:*:down",
+        f"%RW~shardq:tail:{some_id}",
+        *("+xread", "+xadd", "+set", "+ping", "+hello"),
+        *("+client|setinfo", "+client|setname", "+client|id"),
+    ]
+
+
+def acl_for_head() -> list[str]:
+    """As `acl_for_tail`, for heads: the relay's keys only, and no administration."""
+    return [
+        "~shardq:tail:*",
+        "~shardq:link:*",
+        *("+xread", "+xadd", "+set", "+get", "+mget", "+incr", "+scan", "+exists"),
+        *("+expire", "+pexpire", "+del", "+unlink", "+eval", "+evalsha", "+script|load"),
+        *("+ping", "+hello", "+client|setinfo", "+client|setname", "+client|id"),
+    ]
