@@ -3,10 +3,13 @@
 TaskError
 ├── QueueUnreachable    the queue server does not answer
 ├── QueueRefused        it answers, but will not let us in, or we refuse to talk to it
+├── ModelNameInvalid    a name under which no model can be served
 ├── ProfileMismatch     a served name stands for another profile
 ├── HeadIdTaken         another live head answers to the same id
 ├── NotAHead            `shardq.generate` was delivered to a process without an engine
-└── RecordInvalid       an entry of the results stream cannot be read
+├── RecordInvalid       an entry of the results stream cannot be read
+├── ParameterInvalid    a request's field is not what it should be
+└── JobUnfinished       a job has no result to be written
 """
 
 from __future__ import annotations
@@ -24,6 +27,10 @@ class QueueRefused(TaskError):
     """The queue server refuses us (password, permissions), or its address is not safe to use."""
 
 
+class ModelNameInvalid(TaskError):
+    """A name under which no model can be served."""
+
+
 class ProfileMismatch(TaskError):
     """A served name is registered with another profile; the message names both sides."""
 
@@ -38,3 +45,17 @@ class NotAHead(TaskError):
 
 class RecordInvalid(TaskError):
     """An entry of the results stream cannot be read."""
+
+
+class ParameterInvalid(TaskError):
+    """A request's field is not what it should be; the message says what was expected."""
+
+    def __init__(self, field: str | None, message: str) -> None:
+        super().__init__(f"{field}: {message}" if field else message)
+        #: None: the request as such
+        self.field = field
+        self.message = message
+
+
+class JobUnfinished(TaskError):
+    """A job has not ended in the way whose result was asked for."""

@@ -1,0 +1,74 @@
+"""What comes out: lines of OpenAI's Batch output and error files, written from the database's rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from storage.records import JobRow
+from storage.states import JobState
+from tasks.errors import JobUnfinished
+
+_CHAT_URL = "/v1/chat/completions"
+
+
+def result_line(job: JobRow) -> dict[str, Any]:
+    """The line of an ended job, whichever file it belongs to. Raises JobUnfinished."""
+    return output_line(job) if job.state is JobState.COMPLETED else error_line(job)
+
+
+def output_line(job: JobRow) -> dict[str, Any]:
+    """The output file's line of a completed job. Raises JobUnfinished for any other."""
+    if job.state is not JobState.COMPLETED:
+        raise JobUnfinished(f"{job.id} is {job.state}, not completed")
+    response = {"status_code": 200, "request_id": _request_id(job), "body": _body(job)}
+    return {**_identity(job), "response": response, "error": None}
+
+
+def error_line(job: JobRow) -> dict[str, Any]:
+    """The error file's line of a failed, cancelled or expired job. Raises JobUnfinished for any other."""
+    errors = {
+        JobState.FAILED: (job.error_type or "internal_error", job.error_message or "the job failed"),
+        JobState.CANCELLED: ("batch_cancelled", "the job was cancelled before it had finished"),
+        JobState.EXPIRED: (
+            "batch_expired",
+            "the batch's completion window ended before the job had finished",
+        ),
+    }
+    if job.state not in errors:
+        raise JobUnfinished(f"{job.id} is {job.state}: it has no error")
+    code, message = errors[job.state]
+    return {**_identity(job), "response": None, "error": {"code": code, "message": message}}
+
+
+def _identity(job: JobRow) -> dict[str, Any]:
+    return {"id": f"batch_req_{job.id.removeprefix('batch_')}", "custom_id": job.custom_id}
+
+
+def _request_id(job: JobRow) -> str:
+    return f"{job.id}.{job.attempt}"
+
+
+def _body(job: JobRow) -> dict[str, Any]:
+    is_chat = job.url == _CHAT_URL
+    prompt_tokens, completion_tokens = job.prompt_tokens or 0, job.completion_tokens or 0
+    return {
+        "id": f"{'chatcmpl' if is_chat else 'cmpl'}-{_request_id(job).removeprefix('batch_')}",
+        "object": "chat.completion" if is_chat else "text_completion",
+        "created": int(job.finished_at or job.recorded_at or 0),
+        "model": job.model,
+        "choices": [_choice(job, is_chat)],
+        "usage": {
+            "prompt_tokens": prompt_tokens,
+            "completion_tokens": completion_tokens,
+            "total_tokens": prompt_tokens + completion_tokens,
+            "prompt_tokens_details": {"cached_tokens": job.cached_tokens or 0},
+        },
+    }
+
+
+def _choice(job: JobRow, is_chat: bool) -> dict[str, Any]:
+    text = job.text or ""
+    content: dict[str, Any] = (
+        {"message": {"role": "assistant", "content": text, "refusal": None}} if is_chat else {"text": text}
+    )
+    return {"index": 0, **content, "logprobs": None, "finish_reason": job.finish_reason}
