@@ -5,6 +5,7 @@ WorkerError
 ├── ModelUnsupported     the model exists, but its type or settings are not among the proven ones
 ├── ModelDamaged         the weights do not fit the config: tensors are missing or have another shape
 ├── SplitInvalid         the layer to cut at leaves one half without layers
+├── DrafterInvalid       the settings ask for a drafter without saying which model
 └── VocabularyMismatch   drafter and target map tokens to different ids
 """
 
@@ -29,6 +30,10 @@ class ModelDamaged(WorkerError):
 
 class SplitInvalid(WorkerError):
     """The split is not between 1 and the number of layers minus 1."""
+
+
+class DrafterInvalid(WorkerError):
+    """The settings do not describe a drafter that can be built."""
 
 
 class VocabularyMismatch(WorkerError):

@@ -1,0 +1,67 @@
+"""Drafters: guessing the next tokens so that the target can verify several at once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from workers.engine.loader import load_config, load_whole
+from workers.errors import DrafterInvalid
+from workers.head.drafters.drafter import NOTHING, Drafter, DraftRow, Proposal
+from workers.head.drafters.model import ModelDrafter
+from workers.head.drafters.ngram import NgramDrafter
+from workers.head.drafters.none import NoDrafter
+from workers.head.drafters.vocabulary import check_same_vocabulary
+
+__all__ = [
+    "NOTHING",
+    "DraftRow",
+    "Drafter",
+    "DrafterKind",
+    "Proposal",
+    "check_same_vocabulary",
+    "make_drafter",
+]
+
+DrafterKind = Literal["none", "ngram", "model"]
+
+#: tokens of a slot that the drafter's model takes in one forward while it catches up
+_CATCH_UP_CHUNK = 128
+
+
+def make_drafter(
+    kind: DrafterKind,
+    *,
+    target: Path,
+    drafter: Path | None,
+    dtype: torch.dtype | str,
+    device: torch.device | str,
+    slots: int,
+    max_length: int,
+) -> Drafter:
+    """The drafter for a head of `slots` slots of `max_length` tokens each.
+
+    Args:
+        target: directory of the target model.
+        drafter: directory of the drafter's model, for `kind` "model" only.
+        dtype: of the drafter's weights and cache.
+        device: where it runs.
+
+    Raises:
+        DrafterInvalid: `kind` "model" without a directory.
+        VocabularyMismatch: the drafter's tokenizer gives a token another id than the target's.
+        WorkerError: the drafter's model cannot be loaded.
+    """
+    if kind == "none":
+        return NoDrafter()
+    if kind == "ngram":
+        return NgramDrafter()
+    if drafter is None:
+        raise DrafterInvalid('drafter "model" needs a drafter model')
+    check_same_vocabulary(target, drafter)
+    model = load_whole(
+        drafter, dtype=dtype, device=device, slots=slots, max_length=max_length, max_query=_CATCH_UP_CHUNK
+    )
+    return ModelDrafter(model, num_tokens=load_config(target).vocab_size)

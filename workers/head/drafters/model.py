@@ -1,0 +1,184 @@
+"""Drafting with a small causal language model of the target's vocabulary."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from workers.engine.sampling import SamplingRows, choose
+from workers.head.drafters.drafter import NOTHING, DraftRow, Proposal
+
+
+class DraftModel(Protocol):
+    """What drafting needs of `workers.engine.shard.WholeModel`."""
+
+    max_length: int
+    max_query: int
+    device: torch.device
+
+    def forward(self, tokens: Tensor, slots: Tensor, starts: Tensor) -> Tensor:
+        """Token ids [rows, query] to hidden states [rows, query, hidden]."""
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Hidden states [n, hidden] to float32 logits [n, vocab]."""
+
+    def zero_slot(self, slot: int) -> None:
+        """Clear a slot's cache."""
+
+
+@dataclass(slots=True)
+class _Cached:
+    """What a slot's cache holds."""
+
+    #: token at each filled position: committed ones, then drafted ones that may yet be refused
+    tokens: list[int] = field(default_factory=list)
+    #: how many of them are known to be committed
+    num_committed: int = 0
+    #: the model gave something that is no number; the slot drafts no more
+    broken: bool = False
+
+    def keep_common(self, row: Sequence[int], most: int) -> None:
+        """Rewind to the longest common prefix with the committed tokens of `row`, `most` of them at most."""
+        most = max(0, min(most, len(self.tokens)))
+        place = min(self.num_committed, most)
+        while place < most and self.tokens[place] == row[place]:
+            place += 1
+        del self.tokens[place:]
+        self.num_committed = place
+
+
+class _Step(NamedTuple):
+    """One drafted token for each of the rows that still draft."""
+
+    tokens: Tensor  # int64 [rows]
+    #: the drafter's own probability of it
+    confidence: Tensor  # float32 [rows]
+
+
+class ModelDrafter:
+    """Drafts token by token with the row's own sampling and the noise that the target will use.
+
+    Each slot has its place in the model's own cache. A round first brings that cache up to the last two
+    committed tokens and then feeds these two together: after a round whose draft was accepted to its end, the
+    last drafted token is in the text, but was never fed. Rewinding is forgetting: a later token overwrites a
+    refused one.
+    """
+
+    def __init__(self, model: DraftModel, num_tokens: int) -> None:
+        """`model` must have a slot for each of the head's.
+
+        `num_tokens` are the rows of the target's vocabulary: ids beyond are padding of the drafter's, and are
+        never drafted.
+        """
+        self._model = model
+        self._num_tokens = num_tokens
+        self._cached: dict[int, _Cached] = {}
+
+    def begin(self, slot: int) -> None:
+        """Forget what the slot holds; a slot that saw something that is no number is cleared first."""
+        self.end(slot)
+        self._cached[slot] = _Cached()
+
+    def end(self, slot: int) -> None:
+        """Forget what the slot holds."""
+        cached = self._cached.pop(slot, None)
+        if cached is not None and cached.broken:
+            self._model.zero_slot(slot)
+
+    @torch.inference_mode()
+    def propose(self, rows: Sequence[DraftRow]) -> list[Proposal]:
+        """`limit` tokens for each row; fewer only at the end of the drafter's cache, none once broken."""
+        limits = [self._limit(row) for row in rows]
+        # The longest drafts first, so that the rows of every step are a prefix of those of the step before.
+        order = sorted((place for place, limit in enumerate(limits) if limit), key=lambda p: -limits[p])
+        proposals = [NOTHING] * len(rows)
+        if order:
+            active = [rows[place] for place in order]
+            self._catch_up(active)
+            drafts = self._draft(active, [limits[place] for place in order])
+            for place, proposal in zip(order, drafts, strict=True):
+                proposals[place] = proposal
+        return proposals
+
+    def _limit(self, row: DraftRow) -> int:
+        """Tokens to draft: the last one is not fed, so it may stand one place behind the drafter's cache."""
+        if self._cached[row.slot].broken:
+            return 0
+        return max(0, min(row.limit, self._model.max_length - len(row.tokens) + 1))
+
+    def _catch_up(self, rows: Sequence[DraftRow]) -> None:
+        """Feed everything committed but the last two tokens, in chunks, as far as it is not cached."""
+        for row in rows:
+            self._cached[row.slot].keep_common(row.tokens, len(row.tokens) - 2)
+        while behind := [row for row in rows if len(self._cached[row.slot].tokens) < len(row.tokens) - 2]:
+            chunks = [self._next_chunk(row) for row in behind]
+            width = max(map(len, chunks))
+            starts = [len(self._cached[row.slot].tokens) for row in behind]
+            tokens = [chunk + [0] * (width - len(chunk)) for chunk in chunks]
+            self._model.forward(*(self._tensor(v) for v in (tokens, [row.slot for row in behind], starts)))
+            for row, chunk in zip(behind, chunks, strict=True):
+                self._cached[row.slot].tokens += chunk
+
+    def _next_chunk(self, row: DraftRow) -> list[int]:
+        start = len(self._cached[row.slot].tokens)
+        return list(row.tokens[start : min(start + self._model.max_query, len(row.tokens) - 2)])
+
+    def _draft(self, rows: Sequence[DraftRow], limits: Sequence[int]) -> list[Proposal]:
+        """Draft for rows ordered by falling limit, whose caches end in front of their last two tokens."""
+        slots = self._tensor([row.slot for row in rows])
+        positions = self._tensor([len(row.tokens) for row in rows])
+        sampling = SamplingRows.from_rows([row.sampling for row in rows], self._model.device)
+        hidden = self._feed_last_two(rows, slots)
+        steps = [self._choose(hidden, sampling, positions)]
+        for step in range(1, limits[0]):
+            count = sum(limit > step for limit in limits)
+            if count < len(sampling):
+                sampling = SamplingRows.from_rows([row.sampling for row in rows[:count]], self._model.device)
+            tokens, places = steps[-1].tokens[:count], positions[:count] + step
+            hidden = self._model.forward(tokens.unsqueeze(1), slots[:count], places - 1)[:, 0]
+            steps.append(self._choose(hidden, sampling, places))
+        return self._collect(rows, limits, steps)
+
+    def _feed_last_two(self, rows: Sequence[DraftRow], slots: Tensor) -> Tensor:
+        """Hidden states [rows, hidden] of the base tokens; a row of one token is padded behind it."""
+        pairs = [list(row.tokens[-2:]) for row in rows]
+        starts = self._tensor([len(row.tokens) - len(pair) for row, pair in zip(rows, pairs, strict=True)])
+        last = self._tensor([len(pair) - 1 for pair in pairs])
+        tokens = self._tensor([pair + [0] * (2 - len(pair)) for pair in pairs])
+        hidden = self._model.forward(tokens, slots, starts)
+        return hidden[torch.arange(len(rows), device=hidden.device), last]
+
+    def _choose(self, hidden: Tensor, sampling: SamplingRows, positions: Tensor) -> _Step:
+        logits = self._model.logits(hidden)[:, : self._num_tokens]
+        tokens = choose(logits, sampling, positions)
+        chosen = logits.gather(1, tokens.unsqueeze(1)).squeeze(1)
+        return _Step(tokens, (chosen - logits.logsumexp(dim=-1)).exp())
+
+    def _collect(
+        self, rows: Sequence[DraftRow], limits: Sequence[int], steps: Sequence[_Step]
+    ) -> list[Proposal]:
+        """Read the drafts back, all of them at once, and note what the caches hold now."""
+        tokens = torch.cat([step.tokens for step in steps]).tolist()
+        confidence = torch.cat([step.confidence for step in steps]).tolist()
+        begins = list(accumulate((len(step.tokens) for step in steps), initial=0))
+        proposals = []
+        for place, (row, limit) in enumerate(zip(rows, limits, strict=True)):
+            mine = [begin + place for begin in begins[:limit]]
+            draft = [tokens[i] for i in mine]
+            cached = self._cached[row.slot]
+            cached.tokens += [*row.tokens[-2:], *draft[:-1]]
+            cached.num_committed = len(row.tokens)
+            cached.broken = not all(math.isfinite(confidence[i]) for i in mine)
+            proposals.append(
+                NOTHING if cached.broken else Proposal(tuple(draft), tuple(confidence[i] for i in mine))
+            )
+        return proposals
+
+    def _tensor(self, values: Sequence[int] | Sequence[Sequence[int]]) -> Tensor:
+        return torch.tensor(values, dtype=torch.int64, device=self._model.device)
