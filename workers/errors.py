@@ -6,7 +6,9 @@ WorkerError
 ├── ModelDamaged         the weights do not fit the config: tensors are missing or have another shape
 ├── SplitInvalid         the layer to cut at leaves one half without layers
 ├── DrafterInvalid       the settings ask for a drafter without saying which model
-└── VocabularyMismatch   drafter and target map tokens to different ids
+├── VocabularyMismatch   drafter and target map tokens to different ids
+├── DeviceUnavailable    torch cannot use the device
+└── NoTail               no fitting tail was free in time
 """
 
 from __future__ import annotations
@@ -38,3 +40,11 @@ class DrafterInvalid(WorkerError):
 
 class VocabularyMismatch(WorkerError):
     """Drafter and target do not map the same tokens to the same ids."""
+
+
+class DeviceUnavailable(WorkerError):
+    """The device does not exist here, or torch was built without it."""
+
+
+class NoTail(WorkerError):
+    """No tail that fits this head was free; the message says what stood in the way."""

@@ -47,7 +47,7 @@ class Family:
     transform: LogitTransform = LogitTransform.NONE
     #: attention scores are capped, which only the eager implementation does
     softcaps_scores: bool = False
-    #: attribute of the base model that scales embeddings in its forward, so would scale the tail's input again
+    #: attribute of the base model that scales its inputs in forward, so would scale the tail's input again
     embedding_scale: str | None = None
 
 
@@ -80,9 +80,9 @@ def transform_logits(logits: Tensor, family: Family, config: PreTrainedConfig) -
         cap = config.final_logit_softcapping
         return logits if cap is None else torch.tanh(logits / cap) * cap
     if family.transform is LogitTransform.MULTIPLY:
-        return logits * config.logit_scale
+        return logits.mul(config.logit_scale)
     if family.transform is LogitTransform.DIVIDE:
-        return logits / config.logits_scaling
+        return logits.div(config.logits_scaling)
     return logits
 
 
@@ -96,8 +96,7 @@ def mask_windows(family: Family, config: PreTrainedConfig) -> dict[str, int | No
     if family.masks is MaskStyle.WINDOW:
         return {"all": config.sliding_window}
     return {
-        kind: config.sliding_window if kind == "sliding_attention" else None
-        for kind in sorted(set(config.layer_types))
+        kind: config.sliding_window if kind == "sliding_attention" else None for kind in sorted(set(config.layer_types))
     }
 
 

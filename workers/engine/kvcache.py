@@ -12,8 +12,8 @@ class SlotCache:
     """The cache of one half: per layer and slot the keys and values of positions [0, capacity).
 
     Slot number `slots` is scratch, for rows that only pad a forward. The last `max_query` positions take the
-    tokens that pad a row; nothing there is ever seen by a real token. A rewind needs no call: the next write at a
-    smaller position overwrites what was there, and masks hide everything after a query's own position.
+    tokens that pad a row; nothing there is ever seen by a real token. A rewind needs no call: the next write at
+    a smaller position overwrites what was there, and masks hide everything after a query's own position.
     """
 
     def __init__(
@@ -58,9 +58,7 @@ class RowsOfCache:
         self._length = length
         self._span = _consecutive(slots)
 
-    def update(
-        self, keys: Tensor, values: Tensor, layer_idx: int, *_: Any, **__: Any
-    ) -> tuple[Tensor, Tensor]:
+    def update(self, keys: Tensor, values: Tensor, layer_idx: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
         """Store [rows, kv_heads, query, head_dim] and return [rows, kv_heads, length, head_dim] of each."""
         return (
             self._write_and_read(self._cache.keys[layer_idx], keys),

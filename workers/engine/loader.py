@@ -1,7 +1,7 @@
 """Loading one half of a model: only its own layers ever come into memory.
 
-A half is the library's own base model of a shortened config, built without memory on the meta device, into which
-the wanted tensors are read one by one under shifted layer numbers.
+A half is the library's own base model of a shortened config, built without memory on the meta device, into
+which the wanted tensors are read one by one under shifted layer numbers.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, PreTrainedConfig, PreTrainedModel
 
 from workers.engine import checkpoint
+from workers.engine.checkpoint import EMBEDDING, LM_HEAD
 from workers.engine.families import Family, family_of, shorten
 from workers.engine.shard import Capacity, HeadShard, TailShard, WholeModel
 from workers.errors import ModelDamaged, ModelNotFound, ModelUnsupported, SplitInvalid
@@ -25,8 +26,6 @@ Attention = Literal["sdpa", "eager"]
 
 #: where checkpoints keep the text model, longest first: multimodal ones nest it
 PREFIXES = ("model.language_model.", "language_model.model.", "model.", "")
-EMBEDDING = "embed_tokens.weight"
-LM_HEAD = "lm_head.weight"
 LAYER = re.compile(r"layers\.(\d+)\.(.+)")
 
 
@@ -84,7 +83,7 @@ def load_whole(
     """All layers with embeddings and LM head: a drafter, or a model that fits one machine."""
     plan = _plan(directory, dtype, device, Capacity(slots, max_length, max_query), attention)
     base, short = _load_base(plan, 0, plan.config.num_hidden_layers, embeddings=True, final_norm=True)
-    lm_head = _load_lm_head(plan, base.embed_tokens.weight)
+    lm_head = _load_lm_head(plan, base.get_parameter(EMBEDDING))
     return WholeModel(base, lm_head, short, plan.family, plan.capacity, eager=plan.eager)
 
 
@@ -115,9 +114,7 @@ def context_length(directory: Path | str) -> int:
 def check_split(split: int, num_layers: int) -> None:
     """SplitInvalid unless both halves get a layer."""
     if not 1 <= split < num_layers:
-        raise SplitInvalid(
-            f"split {split} is not between 1 and {num_layers - 1}: the model has {num_layers} layers"
-        )
+        raise SplitInvalid(f"split {split} is not between 1 and {num_layers - 1}: the model has {num_layers} layers")
 
 
 @dataclass(frozen=True)
@@ -206,9 +203,7 @@ def _original_context(config: PreTrainedConfig, parameters: dict[str, Any], kind
     if kind == "dynamic":  # the library rescales beyond this, whatever the parameters say
         return int(config.max_position_embeddings)
     declared = parameters.get("original_max_position_embeddings")
-    return int(
-        declared or config.to_dict().get("original_max_position_embeddings") or config.max_position_embeddings
-    )
+    return int(declared or config.to_dict().get("original_max_position_embeddings") or config.max_position_embeddings)
 
 
 def _load_base(
@@ -220,7 +215,9 @@ def _load_base(
     implementation = "eager" if plan.eager else "sdpa"
     # buffers such as rotary frequencies are not in the checkpoint, so they must be computed for real
     with init_empty_weights(include_buffers=False):
-        base: PreTrainedModel = AutoModel.from_config(short, attn_implementation=implementation)
+        base: Any = AutoModel.from_config(  # type: ignore[no-untyped-call]
+            short, attn_implementation=implementation
+        )
     if not embeddings:
         base.embed_tokens = nn.Identity()
     if not final_norm:
@@ -228,9 +225,10 @@ def _load_base(
     wanted = _wanted(plan, base, first)
     state = dict(checkpoint.read_tensors(plan.files, wanted, plan.dtype, plan.device))
     _assign(base, state)
-    base.to(device=plan.device)
+    base.to(device=plan.device)  # what is left: the buffers
     base.requires_grad_(False)
-    return base.eval(), short
+    base.eval()
+    return base, short
 
 
 def _wanted(plan: _Plan, base: PreTrainedModel, first: int) -> dict[str, str]:
@@ -252,7 +250,7 @@ def _wanted(plan: _Plan, base: PreTrainedModel, first: int) -> dict[str, str]:
 
 def _assign(module: nn.Module, state: dict[str, Tensor]) -> None:
     for name, parameter in module.state_dict().items():
-        checkpoint.only_shape_errors(name, parameter.shape, state[name].shape)
+        checkpoint.check_shape(name, parameter.shape, state[name].shape)
     module.load_state_dict(state, strict=True, assign=True)
 
 
@@ -277,7 +275,7 @@ def _load_lm_head(plan: _Plan, embedding: Tensor | None) -> nn.Linear:
     else:
         ((_, weight),) = checkpoint.read_tensors(plan.files, {stored: "weight"}, plan.dtype, plan.device)
     expected = torch.Size((plan.config.vocab_size, plan.config.hidden_size))
-    checkpoint.only_shape_errors(stored, expected, weight.shape)
+    checkpoint.check_shape(stored, expected, weight.shape)
     with init_empty_weights():
         lm_head = nn.Linear(plan.config.hidden_size, plan.config.vocab_size, bias=False)
     lm_head.weight = nn.Parameter(weight, requires_grad=False)

@@ -30,8 +30,8 @@ class Half:
     """Layers of one model and their cache: the part that head, tail and drafter have in common.
 
     All forwards take rows of the same number of query tokens. Row r's token i stands at the absolute position
-    `starts[r] + i` of slot `slots[r]` and sees the positions up to its own. A row with fewer tokens is padded at
-    its end; what padding writes lies behind the row and is overwritten later. A row that only fills up the
+    `starts[r] + i` of slot `slots[r]` and sees the positions up to its own. A row with fewer tokens is padded
+    at its end; what padding writes lies behind the row and is overwritten later. A row that only fills up the
     forward uses the scratch slot, whose number is `slots`.
     """
 
@@ -44,7 +44,7 @@ class Half:
         *,
         eager: bool,
     ) -> None:
-        """`base` is a base model of the shortened `config`, with its weights; it ends before the final norm or after."""
+        """`base` is a base model of the shortened `config`, with its weights."""
         self.config = config
         self.hidden_size: int = config.hidden_size
         self.vocab_size: int = config.vocab_size
@@ -53,7 +53,7 @@ class Half:
         self.max_length = capacity.max_length
         self.max_query = capacity.max_query
         self.scratch_slot = capacity.slots
-        parameter = next(base.layers.parameters())
+        parameter = next(base.parameters())
         self.dtype: torch.dtype = parameter.dtype
         self.device: torch.device = parameter.device
         self._base = base
@@ -82,7 +82,7 @@ class Half:
         self._cache.zero_slot(slot)
 
     def _run(self, inputs: dict[str, Tensor], slots: Tensor, starts: Tensor) -> Tensor:
-        """Feed tokens or hidden states [rows, query, ...] through the layers; returns [rows, query, hidden]."""
+        """Feed tokens or hidden states [rows, query, ...] through the layers: [rows, query, hidden]."""
         (tensor,) = inputs.values()
         query = tensor.shape[1]
         length = int(starts.max()) + query
@@ -128,7 +128,7 @@ class _WithLMHead(Half):
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
-        """Normed hidden states [n, hidden] to float32 logits [n, vocab], with the model's own cap or scale."""
+        """Normed hidden states [n, hidden] to float32 logits [n, vocab], with the model's own transform."""
         return transform_logits(self._lm_head(hidden), self._family, self.config).float()
 
 

@@ -26,7 +26,7 @@ def load_tokenizer(directory: Path | str) -> PreTrainedTokenizerBase:
 
 
 def generation_eos(directory: Path | str) -> tuple[int, ...]:
-    """The ids that end a text, ascending: from generation_config.json, else from config.json; may be empty."""
+    """The ids that end a text, ascending: from generation_config.json, else config.json; may be empty."""
     for file in ("generation_config.json", "config.json"):
         ids = _eos_ids(_read_json(Path(directory) / file))
         if ids:

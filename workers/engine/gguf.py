@@ -1,0 +1,316 @@
+"""Converting a GGUF file to a model directory with safetensors, config and tokenizer, once.
+
+The weights are dequantised to float32 exactly. The tokenizer is rebuilt from the file's vocabulary and merges:
+what generic converters make of them splits digits and text otherwise than the model was trained with.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+from torch import Tensor
+from transformers import PreTrainedTokenizerFast
+
+from workers.errors import ModelDamaged, ModelUnsupported
+
+#: told (what is being done, steps done, steps in all)
+Progress = Callable[[str, int, int], None]
+
+#: written beside the weights: what they were made from
+MANIFEST = "shardq-manifest.json"
+#: raise it when the converter's output changes, so that old conversions are made anew
+CONVERSION = 1
+#: bytes of weights per safetensors file, which is also the memory a conversion needs
+SHARD_BYTES = 1 << 30
+
+#: GGUF architecture -> (class of the causal model, whether query and key rows are stored in another order)
+ARCHITECTURES = {
+    "llama": ("LlamaForCausalLM", True),
+    "qwen2": ("Qwen2ForCausalLM", False),
+    "qwen3": ("Qwen3ForCausalLM", False),
+}
+
+NAMES = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+    "attn_norm": "input_layernorm",
+    "ffn_norm": "post_attention_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+TENSOR_NAME = re.compile(r"(?:blk\.(?P<layer>\d+)\.)?(?P<part>\w+)\.(?P<kind>weight|bias)")
+
+_CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+#: how text is split before merging, by the file's `tokenizer.ggml.pre`
+SPLITS = {
+    "qwen2": rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}|{_REST}",
+    "llama-bpe": rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}|{_REST}",
+}
+#: `tokenizer.ggml.token_type` of tokens that only the program writes, and of ones users defined
+CONTROL, USER_DEFINED = 3, 4
+
+
+@dataclass(frozen=True)
+class GGUFFile:
+    """An opened GGUF file."""
+
+    path: Path
+    reader: Any
+
+    @classmethod
+    def open(cls, path: Path) -> GGUFFile:
+        """Map the file; ModelDamaged if it is no GGUF, ModelUnsupported without the `gguf` package."""
+        try:
+            from gguf import GGUFReader
+        except ImportError as error:
+            raise ModelUnsupported("reading .gguf files needs the package gguf: pip install gguf") from error
+        try:
+            return cls(path, GGUFReader(path))
+        except (ValueError, IndexError, OSError) as error:
+            raise ModelDamaged(f"{path} is not a readable GGUF file: {error}") from error
+
+    @property
+    def architecture(self) -> str:
+        """The model's type in GGUF terms; ModelUnsupported unless it can be converted."""
+        name: str = self.field("general.architecture")
+        if name not in ARCHITECTURES:
+            allowed = ", ".join(sorted(ARCHITECTURES))
+            raise ModelUnsupported(f"GGUF architecture {name!r} is not supported; supported: {allowed}")
+        return name
+
+    def field(self, key: str, default: Any = None) -> Any:
+        """The value under a metadata key."""
+        entry = self.reader.fields.get(key)
+        return default if entry is None else entry.contents()
+
+    def setting(self, key: str, default: Any = None) -> Any:
+        """A value of the architecture's own, e.g. `block_count`; ModelDamaged if absent without a default."""
+        value = self.field(f"{self.architecture}.{key}", default)
+        if value is None:
+            raise ModelDamaged(f"{self.path} lacks {self.architecture}.{key}")
+        return value
+
+
+def convert(source: Path, directory: Path, progress: Progress | None = None) -> None:
+    """Write the model in the GGUF file `source` into the existing, empty `directory`.
+
+    Needs about SHARD_BYTES of memory. Errors: ModelDamaged, ModelUnsupported.
+    """
+    report = progress or (lambda what, done, total: None)
+    file = GGUFFile.open(source)
+    config = model_config(file)
+    _write_weights(file, config, directory, report)
+    _write_json(directory / "config.json", config)
+    _write_json(directory / "generation_config.json", _generation_config(file))
+    build_tokenizer(file).save_pretrained(directory)
+    manifest = {"source": source.name, "sha256": _sha256(source), "conversion": CONVERSION}
+    _write_json(directory / MANIFEST, manifest)
+
+
+def model_config(file: GGUFFile) -> dict[str, Any]:
+    """The model's config.json. Position scaling is refused: GGUF stores it in ways that differ by version."""
+    architecture = file.architecture
+    shapes = {tensor.name: [int(n) for n in tensor.shape] for tensor in file.reader.tensors}
+    scaling = file.field(f"{architecture}.rope.scaling.type", "none")
+    if "rope_freqs.weight" in shapes or scaling != "none":
+        raise ModelUnsupported(f"{file.path} scales positions, which is not supported in GGUF files")
+    hidden, heads = file.setting("embedding_length"), file.setting("attention.head_count")
+    return {
+        "architectures": [ARCHITECTURES[architecture][0]],
+        "model_type": architecture,
+        "vocab_size": shapes["token_embd.weight"][1],
+        "hidden_size": hidden,
+        "intermediate_size": file.setting("feed_forward_length"),
+        "num_hidden_layers": file.setting("block_count"),
+        "num_attention_heads": heads,
+        "num_key_value_heads": file.setting("attention.head_count_kv", heads),
+        "head_dim": file.setting("attention.key_length", hidden // heads),
+        "hidden_act": "silu",
+        "rms_norm_eps": _short_float(file.setting("attention.layer_norm_rms_epsilon")),
+        "max_position_embeddings": file.setting("context_length"),
+        "rope_parameters": {"rope_type": "default", "rope_theta": file.setting("rope.freq_base", 10000.0)},
+        "tie_word_embeddings": "output.weight" not in shapes,
+        "bos_token_id": file.field("tokenizer.ggml.bos_token_id"),
+        "eos_token_id": file.field("tokenizer.ggml.eos_token_id"),
+        "pad_token_id": file.field("tokenizer.ggml.padding_token_id"),
+        "dtype": "float32",
+    }
+
+
+def _generation_config(file: GGUFFile) -> dict[str, Any]:
+    """generation_config.json; a chat model's end of turn ends a text as end of text does."""
+    bos, eos, eot, pad = (file.field(f"tokenizer.ggml.{key}_token_id") for key in ("bos", "eos", "eot", "padding"))
+    ends = sorted({number for number in (eos, eot) if number is not None})
+    return {"bos_token_id": bos, "eos_token_id": ends[0] if len(ends) == 1 else ends, "pad_token_id": pad}
+
+
+def build_tokenizer(file: GGUFFile) -> PreTrainedTokenizerFast:
+    """The byte-level BPE tokenizer of the file, with its special tokens and chat template.
+
+    It adds no token of its own unless the file says that texts begin with BOS.
+    """
+    if file.field("tokenizer.ggml.model") != "gpt2":
+        raise ModelUnsupported(f"{file.path} has no byte-level BPE tokenizer, the only kind that can be converted")
+    tokens: list[str] = file.field("tokenizer.ggml.tokens")
+    split = file.field("tokenizer.ggml.pre", "gpt-2")
+    merges = [tuple(pair.split(" ", 1)) for pair in file.field("tokenizer.ggml.merges")]
+    vocabulary = {token: number for number, token in enumerate(tokens)}
+    bpe = models.BPE(vocab=vocabulary, merges=merges, ignore_merges=split == "llama-bpe")
+    tokenizer = Tokenizer(bpe)
+    tokenizer.pre_tokenizer = _pre_tokenizer(split)
+    tokenizer.decoder = decoders.ByteLevel()
+    if split == "qwen2":
+        tokenizer.normalizer = normalizers.NFC()
+    _add_special_tokens(tokenizer, tokens, file.field("tokenizer.ggml.token_type", []))
+    names = {
+        role: tokens[number]
+        for role, key in (
+            ("bos_token", "bos"),
+            ("eos_token", "eos"),
+            ("unk_token", "unknown"),
+            ("pad_token", "padding"),
+        )
+        if (number := file.field(f"tokenizer.ggml.{key}_token_id")) is not None
+    }
+    if file.field("tokenizer.ggml.add_bos_token", False):
+        bos = names["bos_token"]
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single=f"{bos} $A", pair=f"{bos} $A $B", special_tokens=[(bos, vocabulary[bos])]
+        )
+    fast = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+        tokenizer_object=tokenizer, clean_up_tokenization_spaces=False, **names
+    )
+    fast.chat_template = file.field("tokenizer.chat_template")
+    return fast
+
+
+def _pre_tokenizer(split: str) -> pre_tokenizers.PreTokenizer:
+    """How the named scheme splits text before merging."""
+    if split == "smollm":
+        return pre_tokenizers.Sequence(
+            [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+        )
+    if split == "gpt-2":
+        return pre_tokenizers.ByteLevel(add_prefix_space=False)
+    if split not in SPLITS:
+        allowed = ", ".join(sorted([*SPLITS, "gpt-2", "smollm"]))
+        raise ModelUnsupported(f"GGUF tokenizer {split!r} is not supported; supported: {allowed}")
+    return pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(SPLITS[split]), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+
+
+def _add_special_tokens(tokenizer: Tokenizer, tokens: list[str], kinds: list[int]) -> None:
+    added = [
+        AddedToken(token, normalized=False, special=kind == CONTROL)
+        for token, kind in zip(tokens, kinds, strict=False)
+        if kind in (CONTROL, USER_DEFINED)
+    ]
+    tokenizer.add_tokens(added)
+
+
+def _write_weights(file: GGUFFile, config: dict[str, Any], directory: Path, report: Progress) -> None:
+    """The tensors in files of at most SHARD_BYTES (or one tensor), with an index if there are several."""
+    tensors = file.reader.tensors
+    groups = _groups([int(tensor.n_elements) * 4 for tensor in tensors], SHARD_BYTES)
+    weight_map: dict[str, str] = {}
+    done = 0
+    for number, group in enumerate(groups, start=1):
+        name = "model.safetensors" if len(groups) == 1 else f"model-{number:05}-of-{len(groups):05}.safetensors"
+        shard: dict[str, Tensor] = {}
+        for index in group:
+            stored, weights = _read_tensor(tensors[index], config)
+            shard[stored] = weights
+            weight_map[stored] = name
+            done += 1
+            report("converting weights", done, len(tensors))
+        save_file(shard, directory / name, metadata={"format": "pt"})
+    if len(groups) > 1:
+        total = sum(int(tensor.n_elements) * 4 for tensor in tensors)
+        index_json = {"metadata": {"total_size": total}, "weight_map": weight_map}
+        _write_json(directory / "model.safetensors.index.json", index_json)
+
+
+def _groups(sizes: list[int], limit: int) -> list[list[int]]:
+    """Indices of `sizes` in order, grouped so that no group of several exceeds `limit`."""
+    groups: list[list[int]] = []
+    filled = limit + 1
+    for index, size in enumerate(sizes):
+        if filled + size > limit:
+            groups.append([])
+            filled = 0
+        groups[-1].append(index)
+        filled += size
+    return groups
+
+
+def _read_tensor(tensor: Any, config: dict[str, Any]) -> tuple[str, Tensor]:
+    """One tensor's name in the model directory and its float32 values."""
+    from gguf import dequantize
+
+    match = TENSOR_NAME.fullmatch(tensor.name)
+    if match is None or match["part"] not in NAMES:
+        raise ModelUnsupported(f"GGUF tensor {tensor.name!r} belongs to no supported model")
+    weights = np.ascontiguousarray(dequantize(tensor.data, tensor.tensor_type), dtype=np.float32)
+    reordered = ARCHITECTURES[config["model_type"]][1]
+    if reordered and match["part"] in ("attn_q", "attn_k"):
+        heads = config["num_attention_heads" if match["part"] == "attn_q" else "num_key_value_heads"]
+        weights = _halves_from_pairs(weights, heads)
+    layer = f"model.layers.{match['layer']}." if match["layer"] else ""
+    name = f"{layer}{NAMES[match['part']]}.{match['kind']}"
+    return name, torch.from_numpy(np.array(weights, copy=True))
+
+
+def _halves_from_pairs(weights: Any, heads: int) -> Any:
+    """Rows of rotated pairs (0, 1), (2, 3), ... per head, into the order (0, n/2), (1, n/2 + 1), ..."""
+    shape = weights.shape
+    paired = weights.reshape(heads, shape[0] // heads // 2, 2, *shape[1:])
+    return paired.swapaxes(1, 2).reshape(shape)
+
+
+def _short_float(value: float) -> float:
+    """The shortest decimal that is the same float32: 9.999999747e-06 is 1e-05."""
+    return float(str(np.float32(value)))
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _write_json(path: Path, content: dict[str, Any]) -> None:
+    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+def file_key(path: Path) -> str:
+    """A short name for a file's content, from its size and both ends: cheap for files of many gigabytes."""
+    size = path.stat().st_size
+    digest = hashlib.sha256(f"{CONVERSION}:{size}:".encode())
+    end_bytes = 1 << 20
+    with path.open("rb") as file:
+        digest.update(file.read(end_bytes))
+        file.seek(max(0, size - end_bytes))
+        digest.update(file.read(end_bytes))
+    return digest.hexdigest()[:16]
