@@ -136,9 +136,7 @@ def _versions(names: list[str]) -> tuple[str, list[str]]:
 
 def check_versions() -> Iterator[Finding]:
     """Python and packages; nothing is imported."""
-    yield ok(
-        "python", f"{platform.python_version()} on {platform.system()} {platform.machine()}, {sys.prefix}"
-    )
+    yield ok("python", f"{platform.python_version()} on {platform.system()} {platform.machine()}, {sys.prefix}")
     found, missing = _versions(PACKAGES)
     if missing:
         yield failed("packages", f"not installed: {', '.join(missing)}; install shardq again")
@@ -213,9 +211,7 @@ def _queue_configuration(client: redis.Redis) -> Iterator[Finding]:
         policy = values["maxmemory-policy"]
         yield failed("queue", f"maxmemory-policy is {policy}: jobs would be dropped; set it to noeviction")
     if values.get("appendonly") == "no":
-        yield warning(
-            "queue", "no append-only file: a restart of this server loses the queue until it is fed again"
-        )
+        yield warning("queue", "no append-only file: a restart of this server loses the queue until it is fed again")
 
 
 def _text(value: str | bytes | None) -> str:

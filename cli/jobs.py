@@ -114,8 +114,7 @@ def print_batch(row: BatchRow, figures: BatchFigures) -> None:
         "created": moment(row.created_at),
         "wall time": duration(figures.wall_s),
         "tokens": f"{figures.prompt_tokens:,} prompt, {figures.completion_tokens:,} completion",
-        "speed": f"{figure(figures.batch_tps)} tokens/s in all, "
-        f"{figure(figures.median_decode_tps)} per job (median)",
+        "speed": f"{figure(figures.batch_tps)} tokens/s in all, {figure(figures.median_decode_tps)} per job (median)",
         "rounds": f"{figures.rounds:,}: {figure(figures.tokens_per_round, 2)} tokens per round, "
         f"{percent(figures.accepted, figures.drafted)} of drafted tokens accepted",
         "first token": f"after {figure(figures.mean_ttft_s, 2)} s (mean)",

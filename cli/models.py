@@ -92,9 +92,7 @@ def forget(name: str) -> None:
 
 @models_command.command("prepare")
 @click.argument("model")
-@click.option(
-    "--trust-remote-code/--no-trust-remote-code", default=None, help="Run code that comes with the model."
-)
+@click.option("--trust-remote-code/--no-trust-remote-code", default=None, help="Run code that comes with the model.")
 def prepare(model: str, trust_remote_code: bool | None) -> None:
     """Download or convert MODEL into the cache now, and check that it can be served.
 

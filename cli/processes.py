@@ -100,9 +100,7 @@ class Processes:
             start_new_session=True,
         )
         lines: deque[str] = deque(maxlen=KEPT_LINES)
-        reader = threading.Thread(
-            target=self._read, args=(name, process, lines), name=f"log-{name}", daemon=True
-        )
+        reader = threading.Thread(target=self._read, args=(name, process, lines), name=f"log-{name}", daemon=True)
         child = Child(name=name, process=process, started=time.monotonic(), reader=reader, lines=lines)
         self._children[name] = child
         reader.start()

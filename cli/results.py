@@ -19,10 +19,11 @@ from cli.errors import CliError
 from cli.options import database_option
 from cli.output import figure, first_words, percent, print_table, state, warn
 from storage.batches import get_batch
+from storage.database import Database
 from storage.jobs import iterate_results
 from storage.records import JobRow
 from storage.states import TERMINAL_STATES, JobState
-from tasks.openai_batch import error_line, output_line
+from tasks.openai_results import result_line
 
 #: columns of the csv format: every stored figure of a job
 CSV_COLUMNS = [
@@ -112,8 +113,7 @@ def _destination(path: Path | None) -> Iterator[TextIO]:
 def write_jsonl(jobs: Iterable[JobRow], out: TextIO) -> None:
     """One line per job in the shape of OpenAI's output and error files."""
     for job in jobs:
-        line = output_line(job) if job.state == JobState.COMPLETED else error_line(job)
-        out.write(json.dumps(line, ensure_ascii=False) + "\n")
+        out.write(json.dumps(result_line(job), ensure_ascii=False) + "\n")
 
 
 def write_csv(jobs: Iterable[JobRow], out: TextIO) -> None:
@@ -121,8 +121,13 @@ def write_csv(jobs: Iterable[JobRow], out: TextIO) -> None:
     writer = csv.writer(out)
     writer.writerow(CSV_COLUMNS)
     for job in jobs:
-        values = asdict(job)
-        writer.writerow([values[name] for name in CSV_COLUMNS])
+        writer.writerow(result_json(job).values())
+
+
+def result_json(job: JobRow) -> dict[str, Any]:
+    """A job's text and figures as plain JSON values."""
+    values = asdict(job)
+    return {name: values[name] for name in CSV_COLUMNS}
 
 
 def write_table(jobs: Iterable[JobRow], out: TextIO) -> None:
@@ -148,6 +153,13 @@ def table_row(job: JobRow) -> tuple[Any, ...]:
         percent(job.accepted or 0, job.drafted or 0),
         first_words(text, 60),
     )
+
+
+def write_results(database: Database, batch_id: str, path: Path) -> None:
+    """All results of a batch into a file: csv if its name says so, else jsonl. Raises CliError."""
+    writer = write_csv if path.suffix.lower() == ".csv" else write_jsonl
+    with _destination(path) as out:
+        writer(iterate_results(database, batch_id, states=TERMINAL_STATES), out)
 
 
 WRITERS: dict[str, Callable[[Iterable[JobRow], TextIO], None]] = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -89,6 +90,9 @@ class Stack:
 
     def prepare_model(self, on_wait: Callable[[], None]) -> None:
         """Download or convert the model if need be, before head and tail both ask for it."""
+        prepared = _Prepared(self._data_dir / "prepared.json", self._options.model)
+        if prepared.is_known():
+            return
         child = self._start("model", "models", "prepare", self._options.model)
         while child.returncode is None:
             on_wait()
@@ -97,6 +101,7 @@ class Stack:
         self._processes.forget("model")
         if child.returncode != 0:
             raise StackFailed(_last_line(child.tail_of_log()))
+        prepared.remember(_last_line(child.tail_of_log()))
 
     def start_workers(self) -> None:
         """Start bookkeeper, tail, head and Flower."""
@@ -131,9 +136,7 @@ class Stack:
     def check(self) -> None:
         """Raise StackFailed if a process ended by itself."""
         for child in self._processes.ended():
-            raise StackFailed(
-                f"{child.name} ended with status {child.returncode}: {_last_line(child.tail_of_log())}"
-            )
+            raise StackFailed(f"{child.name} ended with status {child.returncode}: {_last_line(child.tail_of_log())}")
 
     def restart_ended(self, report: Callable[[str], None]) -> None:
         """Start processes again that ended after they had been stable; raise StackFailed for the others."""
@@ -145,6 +148,35 @@ class Stack:
             time.sleep(RESTART_PAUSE_S)
             environment = {**self._options.environment, **self.addresses.environment()}
             self._processes.start(child.name, self._argv[child.name], environment)
+
+
+class _Prepared:
+    """A note of the model files that were found good: asking again would cost a process that imports torch."""
+
+    def __init__(self, path: Path, model: str) -> None:
+        self._path = path
+        self._model = model
+
+    def is_known(self) -> bool:
+        """Whether this very file, or directory, was prepared before and the result is still there."""
+        try:
+            notes = json.loads(self._path.read_text(encoding="utf-8"))
+            return bool(notes[self._model] == self._stamp(notes[self._model][-1]))
+        except (OSError, ValueError, KeyError, TypeError, IndexError):
+            return False  # no usable note: prepare
+
+    def remember(self, line: str) -> None:
+        """Keep what `shardq models prepare` said: the local directory, a colon, and more."""
+        directory = line.rpartition(": ")[0]
+        try:
+            stamp = self._stamp(directory)
+        except OSError:
+            return  # a hub id: the hub's own cache answers as quickly as we could
+        self._path.write_text(json.dumps({self._model: stamp}), encoding="utf-8")
+
+    def _stamp(self, directory: str) -> list[object]:
+        source, result = Path(self._model).stat(), Path(directory).stat()
+        return [source.st_size, source.st_mtime_ns, result.st_ino, directory]
 
 
 @contextmanager

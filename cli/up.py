@@ -72,9 +72,7 @@ def up_command(flower: bool, flower_port: int, **options: Any) -> None:
     """
     model, name = model_and_name(options)
     head, tail = worker_arguments({**options, "name": name})
-    stack_options = StackOptions(
-        model=model, head=head, tail=tail, flower_port=flower_port if flower else None
-    )
+    stack_options = StackOptions(model=model, head=head, tail=tail, flower_port=flower_port if flower else None)
     write = prefixed_lines()
     with stop_requested() as stopped, Stack(CliSettings().data_dir, stack_options, write) as stack:
         _announce(stack, write)

@@ -101,6 +101,9 @@ class Display(Protocol):
     def show(self, snapshot: Snapshot) -> None:
         """Show the newest."""
 
+    def say(self, message: str) -> None:
+        """A remark beside the progress."""
+
     def close(self) -> None:
         """Leave the last one standing."""
 
@@ -114,6 +117,9 @@ class LiveDisplay:
 
     def show(self, snapshot: Snapshot) -> None:
         self._live.update(_bar(snapshot), refresh=True)
+
+    def say(self, message: str) -> None:
+        self._live.console.print(message, soft_wrap=True)
 
     def close(self) -> None:
         self._live.stop()
@@ -134,6 +140,9 @@ class PlainDisplay:
                 return
         self._write(snapshot.line())
         self._last = (snapshot.elapsed_s, snapshot.counts)
+
+    def say(self, message: str) -> None:
+        self._write(message)
 
     def close(self) -> None:
         """Nothing is left open."""
@@ -166,7 +175,7 @@ def watch(
     display: Display,
     *,
     live_tps: Callable[[], float | None],
-    on_poll: Callable[[], None] = lambda: None,
+    on_poll: Callable[[Counts], None] = lambda _: None,
 ) -> Counts:
     """Show the batch until it has ended; its final counts. The caller closes the display."""
     pace = Pace(started_at)
@@ -175,11 +184,11 @@ def watch(
     return report.counts
 
 
-def _reports(database: Database, batch_id: str, on_poll: Callable[[], None]) -> Iterator[Progress]:
+def _reports(database: Database, batch_id: str, on_poll: Callable[[Counts], None]) -> Iterator[Progress]:
     while True:
         report = progress(database, batch_id)
         yield report
         if report.status in TERMINAL_STATUSES:
             return
-        on_poll()
+        on_poll(report.counts)
         time.sleep(POLL_S)

@@ -19,19 +19,11 @@ FLOWER_MAX_TASKS = 10_000
 def model_options(function: F) -> F:
     """What head and tail must be told alike."""
     options = [
-        click.option(
-            "--model", metavar="MODEL", help="Directory, hub id or .gguf file.  [env: SHARDQ_MODEL]"
-        ),
-        click.option(
-            "--split", type=int, metavar="LAYER", help="First layer of the tail; the middle if not given."
-        ),
-        click.option(
-            "--dtype", type=click.Choice(["float32", "float16", "bfloat16"]), help="Default: float32."
-        ),
+        click.option("--model", metavar="MODEL", help="Directory, hub id or .gguf file.  [env: SHARDQ_MODEL]"),
+        click.option("--split", type=int, metavar="LAYER", help="First layer of the tail; the middle if not given."),
+        click.option("--dtype", type=click.Choice(["float32", "float16", "bfloat16"]), help="Default: float32."),
         click.option("--device", metavar="DEVICE", help="`cpu`, `cuda`, `cuda:1`, … Default: cpu."),
-        click.option(
-            "--max-length", type=int, metavar="TOKENS", help="Longest prompt + completion. Default: 1024."
-        ),
+        click.option("--max-length", type=int, metavar="TOKENS", help="Longest prompt + completion. Default: 1024."),
         click.option(
             "--trust-remote-code/--no-trust-remote-code",
             default=None,
@@ -48,9 +40,7 @@ def head_options(function: F) -> F:
     options = [
         click.option("--name", metavar="NAME", help="Served name. Default: the last part of MODEL."),
         click.option("--slots", type=int, help="Jobs decoded at the same time. Default: 16."),
-        click.option(
-            "--draft-length", type=int, metavar="K", help="Tokens drafted per round; 0 = none. Default: 4."
-        ),
+        click.option("--draft-length", type=int, metavar="K", help="Tokens drafted per round; 0 = none. Default: 4."),
         click.option("--drafter", type=click.Choice(["none", "ngram", "model"]), help="Default: ngram."),
         click.option("--drafter-model", metavar="MODEL", help="The small model for `--drafter model`."),
         click.option("--lanes", type=int, help="Groups of rows in flight. Default: 1."),

