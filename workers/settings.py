@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import socket
+from pathlib import PurePath
 from typing import Literal
 
 from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
+
+#: most tokens a row may bring in one frame; sizes the padding of the tail's cache
+MAX_QUERY = 512
 
 
 class WorkerSettings(BaseSettings):
@@ -47,9 +51,23 @@ class HeadSettings(WorkerSettings):
     #: groups of rows in flight at the same time
     lanes: int = Field(default=1, ge=1)
     #: tokens per prefill chunk
-    prefill_chunk: int = Field(default=64, ge=1)
+    prefill_chunk: int = Field(default=64, ge=1, le=MAX_QUERY)
     #: Celery consumer processes
     fronts: int = Field(default=8, ge=1)
+    #: seconds after which a head that found no fitting tail gives up at its start; None waits for ever
+    tail_timeout_s: float | None = Field(default=None, gt=0)
+    #: seconds that running jobs get to finish after SIGTERM before they go back to the queue
+    grace_s: float = Field(default=10.0, ge=0)
+
+    @property
+    def max_query(self) -> int:
+        """Most tokens a row of this head's frames brings."""
+        return max(self.prefill_chunk, self.draft_length + 1)
+
+    @property
+    def served_name(self) -> str:
+        """The name under which the model is served."""
+        return self.name or PurePath(self.model.partition("@")[0]).stem
 
 
 class TailSettings(WorkerSettings):

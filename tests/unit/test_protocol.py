@@ -1,0 +1,402 @@
+"""The rounds of `docs/protocol.md` over a wire that loses, repeats, delays and replays frames.
+
+Head and tail engines are the real ones; their halves of a model are replaced by ones whose output depends on every
+cache position up to the token's own, so a hole, a stale entry or a row mixed up with another changes the text.
+"""
+
+from __future__ import annotations
+
+import random
+import zlib
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from relay.errors import LinkLost
+from relay.messages import (
+    Accepted,
+    Copy,
+    Draft,
+    Prefill,
+    Release,
+    Round,
+    Sampling,
+    Tensor,
+    Verdict,
+    Void,
+    VoidReason,
+)
+from relay.transport import Received
+from tasks.generation import FinishReason, GenerationRequest, GenerationTask, Outcome
+from workers.head.courier import Courier
+from workers.head.drafters import DraftRow, Proposal
+from workers.head.engine import HeadEngine
+from workers.head.jobs import Job
+from workers.tail.engine import TailEngine
+from workers.tail.slots import SlotTable
+
+F = TypeVar("F")
+
+VOCAB = 11
+MAX_LENGTH = 64
+GREEDY = Sampling(0.0, 0, 1.0, 0.0, 0)
+
+
+def next_token(tokens: Sequence[int]) -> int:
+    """The reference model: any change in any earlier token changes the rest of the text."""
+    return random.Random(str(list(tokens))).randrange(VOCAB)
+
+
+def checksum(tokens: Sequence[int]) -> int:
+    return zlib.crc32(bytes(token % 256 for token in tokens)) % 2**20  # exact in float32
+
+
+def reference(prompt: Sequence[int], count: int) -> list[int]:
+    tokens = list(prompt)
+    for _ in range(count):
+        tokens.append(next_token(tokens))
+    return tokens[len(prompt) :]
+
+
+class FakeHalf:
+    """A half whose cache is a list of tokens per slot, read up to the query's own position."""
+
+    hidden_size, vocab_size, max_length, max_query = 2, VOCAB, MAX_LENGTH, 32
+    dtype, device = torch.float32, torch.device("cpu")
+
+    def __init__(self, slots: int) -> None:
+        self.slots = slots
+        self.cache = torch.full((slots + 1, MAX_LENGTH + 32), -1.0)
+
+    def _write(self, values: torch.Tensor, slots: torch.Tensor, starts: torch.Tensor) -> None:
+        for row, (slot, start) in enumerate(zip(slots.tolist(), starts.tolist(), strict=True)):
+            self.cache[slot, start : start + values.shape[1]] = values[row]
+
+    def copy_slot(self, source: int, destination: int, length: int) -> None:
+        self.cache[destination, :length] = self.cache[source, :length]
+
+    def zero_slot(self, slot: int) -> None:
+        self.cache[slot] = 0
+
+
+class FakeHead(FakeHalf):
+    """Hidden state of a token: the token, and a checksum of the head's cache up to it."""
+
+    def forward(self, tokens: torch.Tensor, slots: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:
+        self._write(tokens.float(), slots, starts)
+        sums = torch.zeros(tokens.shape)
+        for row, (slot, start) in enumerate(zip(slots.tolist(), starts.tolist(), strict=True)):
+            for query in range(tokens.shape[1]):
+                sums[row, query] = checksum(self.cache[slot, : start + query + 1].int().tolist())
+        return torch.stack([tokens.float(), sums], dim=-1)
+
+
+class FakeTail(FakeHalf):
+    """Logits of a position: one-hot of the reference model over the tail's cache, if the head's held the same."""
+
+    def forward(self, hidden: torch.Tensor, slots: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:
+        self._write(hidden[..., 0], slots, starts)
+        output = torch.zeros(*hidden.shape[:2], 1)
+        for row, (slot, start) in enumerate(zip(slots.tolist(), starts.tolist(), strict=True)):
+            for query in range(hidden.shape[1]):
+                context = self.cache[slot, : start + query + 1].int().tolist()
+                intact = checksum(context) == int(hidden[row, query, 1])
+                output[row, query, 0] = next_token(context) if intact else next_token([*context, 0])
+        return output
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.one_hot(hidden[:, 0].long(), VOCAB).float()
+
+
+class FakeDrafter:
+    """Right with probability `skill`, so that rounds end at every point of a draft."""
+
+    def __init__(self, rng: random.Random, skill: float) -> None:
+        self.rng, self.skill = rng, skill
+
+    def begin(self, slot: int) -> None: ...
+
+    def end(self, slot: int) -> None: ...
+
+    def propose(self, rows: Sequence[DraftRow]) -> list[Proposal]:
+        return [self._propose(row) for row in rows]
+
+    def _propose(self, row: DraftRow) -> Proposal:
+        tokens = list(row.tokens)
+        for _ in range(row.limit):
+            right = next_token(tokens)
+            tokens.append(right if self.rng.random() < self.skill else self.rng.randrange(VOCAB))
+        draft = tuple(tokens[len(row.tokens) :])
+        return Proposal(draft, (1.0,) * len(draft))
+
+
+@dataclass
+class Ended:
+    """A completion that ends at `max_tokens` only."""
+
+    max_tokens: int
+    tokens: list[int] = field(default_factory=list)
+    text: str = ""
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.tokens)
+
+    def commit(self, tokens: Sequence[int]) -> FinishReason | None:
+        self.tokens.extend(tokens[: self.max_tokens - len(self.tokens)])
+        return FinishReason.LENGTH if len(self.tokens) == self.max_tokens else None
+
+
+class Line(deque[Job]):
+    """Jobs on their way to an engine."""
+
+    def take(self) -> Job | None:
+        return self.popleft() if self else None
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self)
+
+
+class Outcomes:
+    """Collects what becomes of jobs."""
+
+    def __init__(self) -> None:
+        self.finished: dict[str, Outcome] = {}
+        self.begun: list[str] = []
+
+    def started(self, task_id: str) -> None:
+        self.begun.append(task_id)
+
+    def progress(self, task_id: str, num_tokens: int, tps: float | None) -> None: ...
+
+    def finish(self, task_id: str, outcome: Outcome) -> None:
+        assert task_id not in self.finished
+        self.finished[task_id] = outcome
+
+    def hand_back(self, task_id: str) -> None: ...
+
+
+class BadWire:
+    """A link on a simulated clock; every frame may be lost, doubled, delayed, and old ones come again."""
+
+    def __init__(self, tail: TailEngine, rng: random.Random, num_faults: list[int]) -> None:
+        self.tail, self.rng, self.num_faults = tail, rng, num_faults
+        self.now = 0.0
+        self.up: deque[Prefill | Round | Release] = deque()
+        self.down: deque[Verdict] = deque()
+        self.seen: list[Prefill | Round | Release] = []
+
+    def clock(self) -> float:
+        return self.now
+
+    def _pass(self, frames: deque[F], frame: F, old: list[F]) -> None:
+        if self.num_faults[0] <= 0 or self.rng.random() < 0.6:
+            frames.append(frame)
+            return
+        self.num_faults[0] -= 1
+        fault = self.rng.choice(["lose", "double", "delay", "replay"])
+        if fault in ("double", "replay"):
+            frames.append(frame)
+        if fault == "double":
+            frames.append(frame)
+        if fault == "delay":
+            frames.insert(self.rng.randrange(len(frames) + 1), frame)
+        if fault == "replay" and old:
+            frames.append(self.rng.choice(old))
+
+    def send(self, lane: int, message: Prefill | Round | Release) -> int:
+        self._pass(self.up, message, self.seen)
+        self.seen.append(message)
+        return 10
+
+    def receive(self, timeout_s: float) -> Received[Verdict] | None:
+        self.now += timeout_s
+        while self.up:
+            self._pass(self.down, self.tail.answer(self.up.popleft()), [])
+        return Received(0, self.down.popleft(), 10) if self.down else None
+
+    def close(self) -> None: ...
+
+
+def job(number: int, prompt: list[int], max_tokens: int) -> Job:
+    task = GenerationTask(f"job{number}", 1, "batch", f"c{number}", "m", GenerationRequest("x", None, 0))
+    completion = Ended(max_tokens)
+    return Job(task, GREEDY, completion, list(prompt), len(prompt), max_tokens)  # type: ignore[arg-type]
+
+
+prompts = st.lists(
+    st.tuples(st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=20), st.integers(1, 25)),
+    min_size=1,
+    max_size=6,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    jobs=prompts,
+    slots=st.integers(1, 3),
+    lanes=st.integers(1, 2),
+    draft_length=st.sampled_from([0, 1, 4, 7]),
+    skill=st.sampled_from([0.0, 0.7, 1.0]),
+    faults=st.integers(0, 40),
+    seed=st.integers(0, 2**32),
+)
+def test_every_text_is_the_models_own_whatever_the_wire_does_to_frames(
+    jobs: list[tuple[list[int], int]],
+    slots: int,
+    lanes: int,
+    draft_length: int,
+    skill: float,
+    faults: int,
+    seed: int,
+) -> None:
+    rng = random.Random(seed)
+    outcomes, num_faults = Outcomes(), [faults]
+    tail_half = FakeTail(slots)
+    engine = HeadEngine(
+        FakeHead(slots),  # type: ignore[arg-type]
+        FakeDrafter(rng, skill),
+        Line(job(number, prompt, max_tokens) for number, (prompt, max_tokens) in enumerate(jobs)),
+        outcomes,
+        head_id="h",
+        draft_length=draft_length,
+        lanes=lanes,
+        prefill_chunk=6,
+        wire_dtype="float32",
+    )
+
+    def connect() -> None:
+        tail = TailEngine(tail_half, slots=slots, max_query=32)  # type: ignore[arg-type]
+        wire = BadWire(tail, rng, num_faults)
+        engine.open(Courier(wire, resend_after_s=1.0, give_up_after_s=5.0, clock=wire.clock))  # type: ignore[arg-type]
+
+    connect()
+    for _ in range(20_000):
+        if len(outcomes.finished) == len(jobs):
+            break
+        try:
+            engine.step()
+        except LinkLost:
+            connect()
+
+    for number, (prompt, max_tokens) in enumerate(jobs):
+        outcome = outcomes.finished[f"job{number}.1"]
+        assert outcome.failure is None, outcome.failure_message
+        assert list(outcome.token_ids) == reference(prompt, max_tokens)
+    assert sorted(outcomes.begun) == sorted(outcomes.finished)
+
+
+def test_a_perfect_drafter_on_a_good_wire_commits_a_full_draft_and_one_token_every_round() -> None:
+    outcomes = Outcomes()
+    engine = HeadEngine(
+        FakeHead(1),  # type: ignore[arg-type]
+        FakeDrafter(random.Random(0), 1.0),
+        Line([job(0, [1, 2, 3], 1 + 5 * 4)]),
+        outcomes,
+        head_id="h",
+        draft_length=4,
+        lanes=1,
+        prefill_chunk=64,
+        wire_dtype="float32",
+    )
+    wire = BadWire(TailEngine(FakeTail(1), slots=1, max_query=32), random.Random(0), [0])  # type: ignore[arg-type]
+    engine.open(Courier(wire, clock=wire.clock))  # type: ignore[arg-type]
+    while not outcomes.finished:
+        engine.step()
+    metrics = outcomes.finished["job0.1"].metrics
+    assert metrics is not None
+    assert (metrics.rounds, metrics.tokens_per_round, metrics.accepted, metrics.drafted) == (4, 5.0, 16, 16)
+
+
+# -- the tail's slot table, transition by transition ------------------------------------------------------------
+
+
+def chunk(
+    slot: int = 0, generation: int = 0, number: int = 0, position: int = 0, *, length: int = 3, **more: object
+) -> Prefill:
+    fields = {"number": 1, "token": 7, "last": False, "sampling": GREEDY, "copy": None, **more}
+    hidden = Tensor("float32", (length, 1), bytes(4 * length))
+    return Prefill(slot=slot, generation=generation, round=number, position=position, hidden=hidden, **fields)  # type: ignore[arg-type]
+
+
+def prefilled_table() -> SlotTable:
+    """Slot 0: generation 0, prefilled with 3 tokens in round 0, base token 5."""
+    table = SlotTable(2, max_length=16, max_query=4, vocab_size=VOCAB)
+    first = chunk(last=True)
+    assert table.judge(first) is None
+    table.prefilled(first, 5)
+    return table
+
+
+def test_a_row_that_fits_is_let_through_and_its_repetition_gets_the_stored_answer() -> None:
+    table = prefilled_table()
+    row = Draft(0, 0, 1, 3, 5, (1, 2))
+    assert table.judge(row) is None
+    answer = table.verified(row, 1, 9)
+    assert answer == Accepted(0, 0, 1, 1, (1, 9))
+    assert table.judge(row) == answer
+    assert table.judge(Draft(0, 0, 2, 5, 9, ())) is None
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        (Draft(0, 1, 1, 3, 5, ()), VoidReason.GENERATION),
+        (Draft(1, 0, 1, 3, 5, ()), VoidReason.GENERATION),
+        (Draft(0, 0, 2, 3, 5, ()), VoidReason.ROUND),
+        (Draft(0, 0, 1, 4, 5, ()), VoidReason.BASE),
+        (Draft(0, 0, 1, 3, 6, ()), VoidReason.BASE),
+        (Draft(0, 0, 1, 3, 5, (1, 2, 3, 4)), VoidReason.BOUNDS),
+        (Draft(0, 0, 1, 3, 5, (VOCAB,)), VoidReason.BOUNDS),
+        (Draft(2, 0, 1, 3, 5, ()), VoidReason.BOUNDS),
+        (Draft(-1, 0, 1, 3, 5, ()), VoidReason.BOUNDS),
+        (chunk(number=1, position=3), VoidReason.BASE),
+        (chunk(generation=0, number=3), VoidReason.ROUND),
+        (chunk(slot=1, position=1), VoidReason.BASE),
+        (chunk(slot=1, length=5), VoidReason.BOUNDS),
+        (chunk(slot=1, length=0), VoidReason.BOUNDS),
+        (chunk(slot=1, position=3, copy=Copy(0, 0, 3)), None),
+        (chunk(slot=1, position=3, copy=Copy(0, 1, 3)), VoidReason.COPY),
+        (chunk(slot=1, position=4, copy=Copy(0, 0, 4)), VoidReason.COPY),
+        (chunk(slot=1, position=2, copy=Copy(0, 0, 3)), VoidReason.BASE),
+        (chunk(slot=1, position=3, copy=Copy(5, 0, 3)), VoidReason.COPY),
+        (Release(1, 0, 0, 1), None),
+        (Release(1, 0, 1, 1), VoidReason.GENERATION),
+    ],
+)
+def test_a_row_that_does_not_fit_the_slot_is_void_with_the_reason(
+    row: Draft | Prefill | Release, reason: VoidReason | None
+) -> None:
+    judged = prefilled_table().judge(row)
+    assert judged == (None if reason is None else Void(row.slot, row.generation, row.round, reason))
+
+
+def test_a_stale_first_chunk_of_an_earlier_generation_does_not_reset_the_slot() -> None:
+    table = prefilled_table()
+    second = chunk(generation=1, last=True)
+    assert table.judge(second) is None
+    table.prefilled(second, 4)
+    assert table.judge(chunk(last=True)) == Void(0, 0, 0, VoidReason.GENERATION)
+
+
+def test_after_non_finite_logits_the_generation_is_over_and_its_answer_is_remembered() -> None:
+    table = prefilled_table()
+    row = Draft(0, 0, 1, 3, 5, ())
+    answer = table.spoiled(row)
+    assert answer.reason is VoidReason.NON_FINITE
+    assert table.judge(row) == answer
+    assert table.judge(Draft(0, 0, 2, 3, 5, ())) == Void(0, 0, 2, VoidReason.BASE)
+    assert table.judge(chunk(generation=1)) is None
+
+
+def test_a_released_slot_takes_no_more_rounds_of_that_generation() -> None:
+    table = prefilled_table()
+    table.released(Release(1, 0, 0, 1))
+    assert table.judge(Draft(0, 0, 2, 0, 5, ())) == Void(0, 0, 2, VoidReason.BASE)

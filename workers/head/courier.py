@@ -1,0 +1,101 @@
+"""The head's side of a link: numbers frames, pairs each with its verdict, resends what stays unanswered."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from relay.errors import LinkLost
+from relay.messages import Error, Prefill, Release, Round, Verdict
+from relay.transport import HeadLink
+
+#: an unanswered frame is sent again after this long; the tail answers a repeated frame from its memory
+RESEND_AFTER_S = 5.0
+#: and the epoch is given up after this long without an answer
+GIVE_UP_AFTER_S = 30.0
+
+Frame = Prefill | Round | Release
+
+
+@dataclass(slots=True)
+class InFlight:
+    """A frame on its way."""
+
+    lane: int
+    frame: Frame
+    first_sent: float
+    last_sent: float
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """A frame with its verdict."""
+
+    frame: Frame
+    verdict: Verdict
+    #: seconds from the frame's first sending to its verdict, less the tail's work
+    link_s: float
+    bytes_up: int
+    bytes_down: int
+
+
+class Courier:
+    """One epoch's traffic. Not thread-safe: the engine's loop owns it."""
+
+    def __init__(
+        self,
+        link: HeadLink,
+        *,
+        resend_after_s: float = RESEND_AFTER_S,
+        give_up_after_s: float = GIVE_UP_AFTER_S,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._link = link
+        self._resend_after_s = resend_after_s
+        self._give_up_after_s = give_up_after_s
+        self._clock = clock
+        self._number = 0
+        self._in_flight: dict[int, InFlight] = {}
+
+    def next_number(self) -> int:
+        """A fresh frame number."""
+        self._number += 1
+        return self._number
+
+    def send(self, lane: int, frame: Frame) -> None:
+        """Send a frame and await its verdict."""
+        now = self._clock()
+        num_bytes = self._link.send(lane, frame)
+        self._in_flight[frame.number] = InFlight(lane, frame, now, now, num_bytes)
+
+    def receive(self, timeout_s: float) -> Answered | None:
+        """The next verdict on a frame in flight, or None after `timeout_s`.
+
+        Raises:
+            LinkLost: the transport broke, the tail gave the epoch up, or a frame stayed unanswered for too long.
+        """
+        self._resend_overdue()
+        received = self._link.receive(timeout_s)
+        if received is None:
+            return None
+        if isinstance(received.message, Error):
+            raise LinkLost(f"the tail ended the epoch: {received.message.message}")
+        if not isinstance(received.message, Verdict):
+            return None
+        verdict = received.message
+        in_flight = self._in_flight.pop(verdict.number, None)
+        if in_flight is None:  # the second answer to a frame that was sent twice
+            return None
+        link_s = max(0.0, self._clock() - in_flight.first_sent - verdict.tail_s)
+        return Answered(in_flight.frame, verdict, link_s, in_flight.num_bytes, received.num_bytes)
+
+    def _resend_overdue(self) -> None:
+        now = self._clock()
+        for in_flight in self._in_flight.values():
+            if now - in_flight.first_sent > self._give_up_after_s:
+                raise LinkLost(f"frame {in_flight.frame.number} had no answer for {self._give_up_after_s:g} s")
+            if now - in_flight.last_sent > self._resend_after_s:
+                in_flight.last_sent = now
+                in_flight.num_bytes += self._link.send(in_flight.lane, in_flight.frame)

@@ -1,0 +1,93 @@
+"""A job while an engine works on it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from relay.messages import Sampling
+from tasks.generation import FailureType, FinishReason, GenerationTask, Outcome
+from workers.head.completion import Completion
+from workers.head.ledger import Ledger
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """One attempt at one job, from its tokenised prompt to its outcome."""
+
+    task: GenerationTask
+    sampling: Sampling
+    completion: Completion
+    #: prompt and committed tokens; the last one is the base token of the next round
+    tokens: list[int]
+    num_prompt: int
+    #: prompt + completion never exceed this
+    max_tokens: int
+    ledger: Ledger = field(default_factory=Ledger)
+    #: prefills begun again since the last commit
+    restarts: int = 0
+
+    @property
+    def task_id(self) -> str:
+        """The Celery task id of this attempt."""
+        return self.task.task_id
+
+    @property
+    def num_remaining(self) -> int:
+        """Tokens the job may still commit."""
+        return self.max_tokens - (len(self.tokens) - self.num_prompt)
+
+    def commit(self, tokens: tuple[int, ...]) -> tuple[int, FinishReason | None]:
+        """Append verified tokens up to the end of the text; returns how many were kept, and why it ended."""
+        before = self.completion.num_tokens
+        reason = self.completion.commit(tokens)
+        kept = self.completion.num_tokens - before
+        self.tokens.extend(tokens[:kept])
+        self.restarts = 0
+        self.ledger.commit(kept)
+        return kept, reason
+
+    def completed(self, head: str, reason: FinishReason) -> Outcome:
+        """The outcome of a job whose text is complete."""
+        return Outcome(
+            job=self.task.job,
+            attempt=self.task.attempt,
+            head=head,
+            text=self.completion.text,
+            token_ids=self.completion.tokens,
+            finish_reason=reason,
+            prompt_tokens=self.num_prompt,
+            failure=None,
+            failure_message=None,
+            metrics=self.ledger.metrics(),
+        )
+
+    def failed(self, head: str, failure: FailureType, message: str) -> Outcome:
+        """The outcome of a job that cannot go on; the text so far is kept."""
+        return Outcome(
+            job=self.task.job,
+            attempt=self.task.attempt,
+            head=head,
+            text=self.completion.text,
+            token_ids=self.completion.tokens,
+            finish_reason=None,
+            prompt_tokens=self.num_prompt,
+            failure=failure,
+            failure_message=message,
+            metrics=self.ledger.metrics(),
+        )
+
+
+def rejected(task: GenerationTask, head: str, failure: FailureType, message: str) -> Outcome:
+    """The outcome of a job that never started."""
+    return Outcome(
+        job=task.job,
+        attempt=task.attempt,
+        head=head,
+        text=None,
+        token_ids=(),
+        finish_reason=None,
+        prompt_tokens=0,
+        failure=failure,
+        failure_message=message,
+        metrics=None,
+    )

@@ -1,0 +1,99 @@
+"""Where one job's time, tokens and bytes went."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+from tasks.generation import Metrics
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """What one answered frame cost, as counted for each of its rows. Seconds and bytes."""
+
+    draft_s: float
+    head_s: float
+    link_s: float
+    tail_s: float
+    bytes_up: int
+    bytes_down: int
+
+
+@dataclass(slots=True)
+class Ledger:
+    """The running figures of one generation. A row is charged its frame's whole times: all rows wait for them."""
+
+    started_at: float = field(default_factory=time.time)
+    started: float = field(default_factory=time.perf_counter)
+    first_commit: float | None = None
+    last_commit: float | None = None
+    #: tokens of the first commit: they lie before the decoding interval
+    num_first: int = 0
+    num_tokens: int = 0
+    rounds: int = 0
+    round_tokens: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    cached_tokens: int = 0
+    draft_s: float = 0.0
+    head_s: float = 0.0
+    link_s: float = 0.0
+    tail_s: float = 0.0
+    bytes_up: int = 0
+    bytes_down: int = 0
+
+    def start(self) -> None:
+        """Start the clocks: the job has its slot."""
+        self.started_at, self.started = time.time(), time.perf_counter()
+
+    def spend(self, spent: Spent) -> None:
+        """Charge one answered frame."""
+        self.draft_s += spent.draft_s
+        self.head_s += spent.head_s
+        self.link_s += spent.link_s
+        self.tail_s += spent.tail_s
+        self.bytes_up += spent.bytes_up
+        self.bytes_down += spent.bytes_down
+
+    def commit(self, num_tokens: int) -> None:
+        """Count tokens that now belong to the job's text."""
+        now = time.perf_counter()
+        if self.first_commit is None:
+            self.first_commit, self.num_first = now, num_tokens
+        self.last_commit = now
+        self.num_tokens += num_tokens
+
+    def count_round(self, *, drafted: int, accepted: int, kept: int) -> None:
+        """Count a speculative round; what lies behind a cut of the text (`kept` tokens stay) does not count."""
+        self.rounds += 1
+        self.round_tokens += kept
+        self.drafted += min(drafted, kept)
+        self.accepted += min(accepted, kept)
+
+    def decode_tps(self) -> float | None:
+        """Tokens after the first commit / (last commit - first commit); None without an interval."""
+        if self.first_commit is None or self.last_commit is None or self.last_commit <= self.first_commit:
+            return None
+        return (self.num_tokens - self.num_first) / (self.last_commit - self.first_commit)
+
+    def metrics(self) -> Metrics:
+        """The final figures."""
+        first, last = self.first_commit, self.last_commit
+        return Metrics(
+            started_at=self.started_at,
+            finished_at=self.started_at + (time.perf_counter() if last is None else last) - self.started,
+            ttft_s=None if first is None else first - self.started,
+            decode_tps=self.decode_tps(),
+            rounds=self.rounds,
+            tokens_per_round=self.round_tokens / self.rounds if self.rounds else None,
+            drafted=self.drafted,
+            accepted=self.accepted,
+            cached_tokens=self.cached_tokens,
+            wire_bytes_up=self.bytes_up,
+            wire_bytes_down=self.bytes_down,
+            draft_s=self.draft_s,
+            head_s=self.head_s,
+            link_s=self.link_s,
+            tail_s=self.tail_s,
+        )

@@ -1,0 +1,192 @@
+"""The head process: engine, local socket, Celery fronts, and the search for a tail."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import threading
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+
+import redis
+
+from relay.errors import LinkLost
+from relay.streams import RedisRelay
+from tasks import connection, heads
+from tasks.settings import TaskSettings
+from workers.engine.source import Part, resolve
+from workers.engine.tokenizer import generation_eos, load_tokenizer
+from workers.errors import NoTail
+from workers.head.channel import EngineServer, private_address
+from workers.head.courier import Courier
+from workers.head.drafters import Drafter, make_drafter
+from workers.head.engine import HeadEngine
+from workers.head.fronts import Fronts, concurrency
+from workers.head.intake import Intake
+from workers.head.presence import Identity, Load, Presence
+from workers.head.prompts import PromptReader
+from workers.head.session import HeadOffer, Session, TailSearch
+from workers.progress import log_progress
+from workers.served import ServedModel
+from workers.settings import HeadSettings
+from workers.signals import stop_on_signals
+
+log = logging.getLogger(__name__)
+
+#: jobs whose tail died go back to the queue, for other heads, when no tail was found for this long
+HAND_BACK_AFTER_S = 60.0
+
+
+def run(settings: HeadSettings) -> None:
+    """Serve as a head until SIGTERM or SIGINT.
+
+    Raises:
+        WorkerError: the model, the drafter or the device cannot be used, or no tail was found in time.
+        TaskError: the queue server refuses or does not answer; the head's id or served name is taken.
+        RelayError: the relay refuses or does not answer.
+    """
+    stop = stop_on_signals()
+    tasks = TaskSettings(broker_url=settings.broker_url, allow_insecure=settings.allow_insecure)
+    with (
+        closing(connection.connect(tasks)) as client,
+        closing(RedisRelay(settings.relay_url, allow_insecure=settings.allow_insecure)) as relay,
+    ):
+        connection.ping(client)
+        relay.ping()
+        served = ServedModel.resolve(settings, Part.HEAD, log_progress)
+        with connection.translated():
+            heads.register_profile(client, settings.served_name, served.profile)
+        offer = HeadOffer(
+            head=settings.head_id,
+            profile=served.profile,
+            split=served.split,
+            slots=settings.slots,
+            lanes=settings.lanes,
+            max_query=settings.max_query,
+        )
+        with _assembled(settings, served, client) as worker:
+            worker.serve(TailSearch(relay, offer), stop, settings.tail_timeout_s)
+
+
+@contextmanager
+def _assembled(settings: HeadSettings, served: ServedModel, client: redis.Redis) -> Iterator[HeadWorker]:
+    """Load everything, open the socket, start the fronts; at the end jobs go back to the queue."""
+    shard = served.load_head(slots=settings.slots, max_query=settings.max_query)
+    drafter = load_drafter(settings, served)
+    prompts = PromptReader(
+        tokenizer=load_tokenizer(served.directory),
+        eos=generation_eos(served.directory),
+        vocab_size=shard.vocab_size,
+        context=served.profile.context,
+    )
+    intake, authkey = Intake(prompts, settings.head_id), secrets.token_bytes(32)
+    with private_address() as address, closing(EngineServer(address, authkey, intake.deliver)) as server:
+        engine = HeadEngine(
+            shard,
+            drafter,
+            intake,
+            server,
+            head_id=settings.head_id,
+            draft_length=settings.draft_length,
+            lanes=settings.lanes,
+            prefill_chunk=settings.prefill_chunk,
+            wire_dtype=served.profile.wire_dtype,
+        )
+        fronts = Fronts(
+            settings,
+            address,
+            authkey,
+            model=settings.served_name,
+            count=settings.fronts,
+            concurrency_total=concurrency(settings.slots),
+            grace_s=settings.grace_s,
+        )
+        worker = HeadWorker(engine, server, fronts)
+        try:
+            identity = Identity(settings.head_id, settings.served_name, served.profile, settings.slots)
+            with closing(Presence(client, identity, worker.load)):
+                yield worker
+        finally:
+            engine.hand_back_all()
+            fronts.close()
+
+
+def load_drafter(settings: HeadSettings, served: ServedModel) -> Drafter:
+    """The drafter the settings ask for. Raises WorkerError."""
+    directory = None
+    if settings.drafter == "model" and settings.drafter_model is not None:
+        directory = resolve(settings.drafter_model, Part.WHOLE, progress=log_progress).path
+    return make_drafter(
+        settings.drafter,
+        target=served.directory,
+        drafter=directory,
+        dtype=settings.dtype,
+        device=settings.device,
+        slots=settings.slots,
+        max_length=settings.max_length,
+    )
+
+
+class HeadWorker:
+    """The life of one head over its sessions with tails."""
+
+    def __init__(self, engine: HeadEngine, server: EngineServer, fronts: Fronts) -> None:
+        self._engine = engine
+        self._server = server
+        self._fronts = fronts
+        self._consuming = False
+
+    def load(self) -> Load:
+        """What the head works on now; any thread may ask."""
+        stats = self._engine.stats()
+        return Load(self._server.live(), self._consuming, stats.running, stats.tokens_per_s)
+
+    def serve(self, search: TailSearch, stop: threading.Event, tail_timeout_s: float | None) -> None:
+        """Take jobs whenever there is a tail, until `stop` is set. Raises NoTail if none comes in time."""
+        session = search.wait(stop, tail_timeout_s)
+        if session is None and not stop.is_set():
+            raise NoTail(f"{search.obstacle}; gave up after {tail_timeout_s:g} s")
+        while session is not None:
+            self._work_over(session, stop)
+            session = self._next_session(search, stop)
+
+    def _work_over(self, session: Session, stop: threading.Event) -> None:
+        """Step the engine until the session is lost, or stopped and drained."""
+        log.info("epoch %d on tail %s: taking jobs", session.lease.epoch, session.lease.tail.tail)
+        try:
+            self._engine.open(Courier(session.link))
+            self._consume(True)
+            while not stop.is_set():
+                self._step(session)
+            self._drain(session)
+        except LinkLost as error:
+            log.warning("lost tail %s: %s", session.lease.tail.tail, error)
+        finally:
+            self._consume(False)
+            session.close()
+
+    def _step(self, session: Session) -> None:
+        if not session.lease.held():
+            raise LinkLost("the lease lapsed or the tail is gone")
+        self._engine.step()
+
+    def _drain(self, session: Session) -> None:
+        """Let the running jobs finish within the grace period; the fronts hand the rest back."""
+        self._consume(False)
+        drain = threading.Thread(target=self._fronts.close, name="drain", daemon=True)
+        drain.start()
+        while drain.is_alive():
+            self._step(session)
+
+    def _next_session(self, search: TailSearch, stop: threading.Event) -> Session | None:
+        """Wait for a tail; jobs that waited with us for too long go back to the queue meanwhile."""
+        session = search.wait(stop, HAND_BACK_AFTER_S)
+        if session is None and not stop.is_set():
+            log.warning("no tail for %g s: handing every job back", HAND_BACK_AFTER_S)
+            self._engine.hand_back_all()
+            session = search.wait(stop, None)
+        return session
+
+    def _consume(self, on: bool) -> None:
+        self._consuming = on
+        self._server.set_consuming(on)

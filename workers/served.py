@@ -1,0 +1,88 @@
+"""The model a worker serves: where it lies, what identifies it, how each half is loaded."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from relay.profile import Profile
+from workers.engine.fingerprint import fingerprint
+from workers.engine.loader import load_head, load_tail
+from workers.engine.shard import HeadShard, TailShard
+from workers.engine.source import Part, resolve
+from workers.errors import DeviceUnavailable, ModelUnsupported
+from workers.settings import WorkerSettings
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """One half's view of the target model; both halves' views must agree in `profile` and `split`."""
+
+    directory: Path
+    profile: Profile
+    #: first layer of the tail's half
+    split: int
+    num_layers: int
+    device: str
+
+    @classmethod
+    def resolve(
+        cls, settings: WorkerSettings, part: Part, progress: Callable[[str, int, int], None] | None = None
+    ) -> ServedModel:
+        """Find (convert, fetch) the model. Raises WorkerError."""
+        check_device(settings.device)
+        found = resolve(settings.model, part, settings.split, progress=progress)
+        if settings.max_length > found.context:
+            raise ModelUnsupported(
+                f"max_length {settings.max_length} is beyond the model's own context of {found.context} tokens"
+            )
+        profile = Profile(
+            fingerprint=fingerprint(found.path),
+            dtype=settings.dtype,
+            quantization="none",
+            wire_dtype=settings.dtype,
+            deterministic=False,
+            context=settings.max_length,
+        )
+        return cls(found.path, profile, found.split, found.num_layers, settings.device)
+
+    def load_head(self, *, slots: int, max_query: int) -> HeadShard:
+        """The first half, with a cache of `slots` slots."""
+        log.info("loading layers 0 to %d of %s", self.split - 1, self.directory)
+        return load_head(
+            self.directory,
+            self.split,
+            dtype=self.profile.dtype,
+            device=self.device,
+            slots=slots,
+            max_length=self.profile.context,
+            max_query=max_query,
+        )
+
+    def load_tail(self, *, slots: int, max_query: int) -> TailShard:
+        """The second half, with a cache of `slots` slots."""
+        log.info("loading layers %d to %d of %s", self.split, self.num_layers - 1, self.directory)
+        return load_tail(
+            self.directory,
+            self.split,
+            dtype=self.profile.dtype,
+            device=self.device,
+            slots=slots,
+            max_length=self.profile.context,
+            max_query=max_query,
+        )
+
+
+def check_device(name: str) -> None:
+    """DeviceUnavailable unless torch can put a tensor there."""
+    try:
+        torch.empty(1, device=name)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise DeviceUnavailable(f"device {name!r} cannot be used: {reason}") from error
