@@ -1,8 +1,8 @@
 """The one process that moves jobs between the database and the queue server.
 
-It feeds waiting jobs, records finished ones, finds lost ones, gives back what dead heads had taken, and mirrors
-the served names. All of it is safe to repeat: it may be killed at any moment, and two of them would only waste
-work. A lease on the queue server still keeps all but one idle.
+It feeds waiting jobs, records finished ones, finds lost ones, gives back what dead heads had taken, and
+mirrors the served names. All of it is safe to repeat: it may be killed at any moment, and two of them would
+only waste work. A lease on the queue server still keeps all but one idle.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ class GenerateExecutor(Protocol):
 def register(app: Any) -> Any:
     """Define the task on a Celery application and return it."""
 
-    @app.task(name=NAME, bind=True, acks_late=True, max_retries=0)  # type: ignore[untyped-decorator]
+    @app.task(name=NAME, bind=True, shared=False, acks_late=True, max_retries=0)  # type: ignore[untyped-decorator]
     def generate(self: Any, task: dict[str, Any]) -> dict[str, Any]:
         if self.app.executor is None:
             raise NotAHead("shardq.generate runs only inside `shardq head`; no engine is attached here")

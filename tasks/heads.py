@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import logging
+import re
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -10,12 +12,15 @@ import redis
 
 from relay.profile import Profile
 from tasks import keys
-from tasks.errors import HeadIdTaken, ProfileMismatch
+from tasks.errors import HeadIdTaken, ModelNameInvalid, ProfileMismatch
 
 #: milliseconds a head counts as alive after its last beat
 PRESENCE_MS = 10_000
 #: seconds between two beats
 BEAT_S = 2.0
+
+# `:` would run into the priorities of another name's queue.
+_MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/@+-]{0,127}")
 
 _CLAIM = """
 local value = redis.call('GET', KEYS[1])
@@ -36,6 +41,9 @@ _FORGET = """
 if redis.call('EXISTS', KEYS[1], KEYS[2]) > 0 then return 0 end
 return redis.call('SREM', KEYS[3], ARGV[1])
 """
+
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,10 +88,10 @@ def claim(client: redis.Redis, info: HeadInfo) -> None:
     presence, body = keys.head(info.head_id), info.to_json()
     other = client.eval(_CLAIM, 2, presence, keys.HEADS, info.instance, body, PRESENCE_MS, info.head_id)
     if other:
-        found = HeadInfo.from_json(other)
+        found = json.loads(other)
         raise HeadIdTaken(
             f"another head is alive under the id {info.head_id!r} "
-            f"(instance {found.instance}, model {found.model}); give this one another id (SHARDQ_HEAD_ID)"
+            f"(instance {found['instance']}, model {found['model']}); give this one another id (SHARDQ_HEAD_ID)"
         )
 
 
@@ -107,7 +115,16 @@ def known_heads(client: redis.Redis) -> set[str]:
 
 def live_heads(client: redis.Redis) -> list[HeadInfo]:
     """The heads whose presence stands, by id."""
-    return [HeadInfo.from_json(value) for value in _presences(client).values() if value]
+    return [info for value in _presences(client).values() if value and (info := _readable(value))]
+
+
+def _readable(value: bytes | str) -> HeadInfo | None:
+    """A head of another version may tell other things; it must not stop those who look at all heads."""
+    try:
+        return HeadInfo.from_json(value)
+    except (KeyError, TypeError, ValueError) as error:
+        log.warning("a head's presence cannot be read: %s", error)
+        return None
 
 
 def lapsed_heads(client: redis.Redis) -> list[str]:
@@ -128,7 +145,15 @@ def forget_head(client: redis.Redis, head_id: str) -> bool:
 
 
 def register_profile(client: redis.Redis, name: str, profile: Profile) -> None:
-    """Serve `profile` as `name`. Raises ProfileMismatch if the name stands for another profile."""
+    """Serve `profile` as `name`.
+
+    Raises ModelNameInvalid, or ProfileMismatch if the name stands for another profile.
+    """
+    if not _MODEL_NAME.fullmatch(name):
+        raise ModelNameInvalid(
+            f"no model can be served as {name!r}: expected 1 to 128 letters, digits or any of . _ / @ + -, "
+            "a letter or digit first"
+        )
     if client.hsetnx(keys.MODELS, name, json.dumps(profile.to_json())):
         return
     registered = registered_models(client).get(name, profile)

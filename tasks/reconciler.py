@@ -1,9 +1,9 @@
 """Find jobs the queue server has lost and queue them again.
 
 Celery on Redis loses a message when a consumer dies between taking it and noting that, or on a half-open
-connection. The database is the truth: a job it calls queued or running that shows no sign of life anywhere, in
-two scans at least `interval_s` apart, is queued again under the same task id. Should its first message turn up
-after all, the second one joins it. Waiting in the queue, however long, is a sign of life.
+connection. The database is the truth: a job it calls queued or running that shows no sign of life anywhere,
+in two scans at least `interval_s` apart, is queued again under the same task id. Should its first message
+turn up after all, the second one joins it. Waiting in the queue, however long, is a sign of life.
 """
 
 from __future__ import annotations

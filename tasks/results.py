@@ -92,7 +92,9 @@ class ResultsReader:
         self._pending = True
 
     def read(self, block_ms: int, count: int = READ_COUNT) -> list[tuple[bytes, dict[bytes, bytes]]]:
-        """Up to `count` raw entries, those read before but never settled first; waits `block_ms`.
+        """Up to `count` raw entries, those read before but never settled first.
+
+        Waits up to `block_ms` for new ones; 0 does not wait.
 
         After a failure call `reread` so that the unsettled entries come again.
         """
@@ -102,7 +104,7 @@ class ResultsReader:
             if entries:
                 return entries
             self._pending = False
-        return self._read(">", count, block_ms)
+        return self._read(">", count, block_ms or None)
 
     def reread(self) -> None:
         """Start over with the unsettled entries: what was read last may not have been recorded."""

@@ -1,0 +1,129 @@
+"""Presence of heads, served names, and what happens to the messages of a dead head."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tasks import heads, keys, queues
+from tasks.app import make_app
+from tasks.bookkeeper import restore_lapsed
+from tasks.errors import HeadIdTaken, ModelNameInvalid, ProfileMismatch
+from tasks.generation import GenerationRequest, GenerationTask
+from tasks.publish import Publication
+from tasks.settings import TaskSettings
+from tests.bookkeeping import MODEL, PROFILE, Office, head_info, open_office
+
+
+@pytest.fixture
+def office(tmp_path: Path) -> Iterator[Office]:
+    with open_office(tmp_path) as opened:
+        yield opened
+
+
+def publish(office: Office, *names: str, priority: int = 0) -> None:
+    request = GenerationRequest("Hi", None, 7)
+    tasks = [GenerationTask(name, 1, "b", name, MODEL, request) for name in names]
+    office.publisher.publish(Publication(task, priority) for task in tasks)
+
+
+def take(office: Office, head_id: str, number: int) -> list[str]:
+    """What a head does that dies right after: its task ids stay unacknowledged."""
+    app = make_app(TaskSettings(broker_url=office.server.url, head_id=head_id))
+    connection: Any = app.connection_for_read()
+    channel = connection.channel()
+    channel.do_restore = False  # no goodbye
+    taken = [channel.basic_get(keys.queue(MODEL)).headers["id"] for _ in range(number)]
+    connection.release()
+    return taken
+
+
+def test_a_head_that_beats_is_alive_with_all_it_told(office: Office) -> None:
+    info = head_info(live=("a.1", "b.1"))
+    heads.beat(office.client, info)
+    assert heads.live_heads(office.client) == [info]
+    assert heads.lapsed_heads(office.client) == []
+
+
+def test_a_presence_of_another_version_hides_no_other_head_and_counts_as_alive(office: Office) -> None:
+    heads.beat(office.client, head_info("a"))
+    heads.beat(office.client, head_info("b"))
+    office.client.set(keys.head("a"), '{"head_id": "a", "new": 1}')
+    assert heads.live_heads(office.client) == [head_info("b")]
+    assert heads.lapsed_heads(office.client) == []
+
+
+def test_a_head_that_leaves_is_known_until_it_owns_nothing(office: Office) -> None:
+    heads.beat(office.client, head_info())
+    assert not heads.forget_head(office.client, "h1")
+    heads.withdraw(office.client, "h1")
+    assert heads.lapsed_heads(office.client) == ["h1"]
+    publish(office, "a")
+    take(office, "h1", 1)
+    assert not heads.forget_head(office.client, "h1")
+    heads.restore_unacked(office.client, "h1")
+    assert heads.forget_head(office.client, "h1")
+    assert heads.known_heads(office.client) == set()
+
+
+def test_two_heads_cannot_have_the_same_id(office: Office) -> None:
+    first = head_info()
+    heads.claim(office.client, first)
+    heads.claim(office.client, first)
+    with pytest.raises(HeadIdTaken, match="'h1'"):
+        heads.claim(office.client, dataclasses.replace(first, instance="another"))
+    heads.withdraw(office.client, "h1")
+    heads.claim(office.client, dataclasses.replace(first, instance="another"))
+
+
+def test_a_served_name_stands_for_one_profile_and_both_sides_are_named(office: Office) -> None:
+    heads.register_profile(office.client, MODEL, PROFILE)
+    other = dataclasses.replace(PROFILE, dtype="bfloat16")
+    with pytest.raises(ProfileMismatch, match="dtype: bfloat16 ≠ float32"):
+        heads.register_profile(office.client, MODEL, other)
+    assert heads.registered_models(office.client) == {MODEL: PROFILE}
+    assert heads.forget_model(office.client, MODEL)
+    heads.register_profile(office.client, MODEL, other)
+    assert heads.registered_models(office.client) == {MODEL: other}
+
+
+@pytest.mark.parametrize("name", ["", "a:1", "with space", "-a", "x" * 129])
+def test_a_name_that_would_confuse_the_queues_is_refused(office: Office, name: str) -> None:
+    with pytest.raises(ModelNameInvalid):
+        heads.register_profile(office.client, name, PROFILE)
+
+
+def test_a_dead_heads_messages_go_back_to_their_own_priority_oldest_first(office: Office) -> None:
+    publish(office, "a", "b", "c")
+    publish(office, "urgent", priority=0)
+    publish(office, "late", priority=5)
+    assert take(office, "h1", 2) == ["a.1", "b.1"]
+    assert heads.restore_unacked(office.client, "h1") == 2
+    assert office.client.exists(keys.unacked("h1"), keys.unacked_index("h1")) == 0
+    assert take(office, "h2", 5) == ["a.1", "b.1", "c.1", "urgent.1", "late.1"]
+    assert heads.restore_unacked(office.client, "h2") == 5
+    assert office.client.llen(keys.ready_at(keys.queue(MODEL), 5)) == 1
+
+
+def test_restoring_twice_moves_nothing_twice(office: Office) -> None:
+    publish(office, "a", "b")
+    take(office, "h1", 2)
+    assert heads.restore_unacked(office.client, "h1") == 2
+    assert heads.restore_unacked(office.client, "h1") == 0
+    assert queues.num_waiting(office.client, MODEL) == 2
+
+
+def test_only_the_messages_of_heads_without_presence_are_given_back(office: Office) -> None:
+    publish(office, "a", "b", "c")
+    heads.beat(office.client, head_info("alive"))
+    heads.beat(office.client, head_info("dead"))
+    take(office, "alive", 1)
+    take(office, "dead", 2)
+    heads.withdraw(office.client, "dead")
+    assert restore_lapsed(office.client) == 2
+    assert office.client.hlen(keys.unacked("alive")) == 1
+    assert heads.known_heads(office.client) == {"alive"}

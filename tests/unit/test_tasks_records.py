@@ -1,0 +1,66 @@
+"""Records of the results stream and what the database gets of them."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from storage.states import JobState
+from tasks.errors import RecordInvalid
+from tasks.generation import FailureType, Outcome
+from tasks.recorder import outcome_row
+from tasks.results import Started, decode
+from tests.bookkeeping import outcome
+
+
+def test_a_started_record_is_read_back() -> None:
+    value = {"job": "j", "attempt": 1, "head": "h", "at": 2.5}
+    record = decode(b"1-0", {b"kind": b"started", b"json": json.dumps(value).encode()})
+    assert record.content == Started("j", 1, "h", 2.5)
+
+
+def test_an_outcome_is_read_back() -> None:
+    sent = outcome("j")
+    record = decode(b"1-0", {b"kind": b"outcome", b"json": json.dumps(sent.to_json()).encode()})
+    assert record.content == sent
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        None,
+        {},
+        {b"kind": b"started"},
+        {b"kind": b"nonsense", b"json": b"{}"},
+        {b"kind": b"started", b"json": b"{"},
+        {b"kind": b"started", b"json": b"[]"},
+        {b"kind": b"outcome", b"json": b'{"job": "j"}'},
+        {b"kind": b"outcome", b"json": b"\xff"},
+    ],
+)
+def test_a_record_that_cannot_be_read_is_refused_by_name(fields: dict[bytes, bytes] | None) -> None:
+    with pytest.raises(RecordInvalid, match="1-0"):
+        decode(b"1-0", fields)
+
+
+def test_a_completed_outcome_keeps_text_and_figures() -> None:
+    row = outcome_row(outcome("j"))
+    assert (row.state, row.text, row.token_ids, row.finish_reason) == (
+        JobState.COMPLETED,
+        "there",
+        (1, 2, 3),
+        "stop",
+    )
+    assert (row.decode_tps, row.tail_s, row.wire_bytes_down) == (5.0, 0.4, 20)
+
+
+def test_a_failure_without_figures_keeps_its_reason() -> None:
+    failed = Outcome("j", 1, "h", None, (), None, 0, FailureType.CONTEXT_LENGTH, "too long", None)
+    row = outcome_row(failed)
+    assert (row.state, row.error_type, row.error_message) == (
+        JobState.FAILED,
+        "context_length_exceeded",
+        "too long",
+    )
+    assert row.decode_tps is None
