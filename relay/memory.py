@@ -153,12 +153,14 @@ class MemoryRelay:
 
     def __init__(self, hub: MemoryHub) -> None:
         self._hub = hub
-        self._open: weakref.WeakSet[_Closable] = weakref.WeakSet()
+        #: a presence stands until it is withdrawn, whether or not its maker keeps the announcement
+        self._announcements: list[MemoryAnnouncement] = []
+        self._links: weakref.WeakSet[_Closable] = weakref.WeakSet()
         self._leases: weakref.WeakSet[MemoryLease] = weakref.WeakSet()
 
     def announce(self, tail: TailInfo) -> Announcement:
         announcement = MemoryAnnouncement(self._hub, tail)
-        self._open.add(announcement)
+        self._announcements.append(announcement)
         return announcement
 
     def await_hello(self, tail: str, after_epoch: int, timeout_s: float) -> Hello | None:
@@ -178,7 +180,7 @@ class MemoryRelay:
         link: MemoryLink[Downward, Upward] = MemoryLink(
             hello.lanes, epoch.up, epoch.down.deliver, self._hub.max_frame_bytes
         )
-        self._open.add(link)
+        self._links.add(link)
         return link
 
     def tails(self) -> list[TailInfo]:
@@ -213,20 +215,18 @@ class MemoryRelay:
         link: MemoryLink[Upward, Downward] = MemoryLink(
             hello.lanes, epoch.down, epoch.up.deliver, self._hub.max_frame_bytes
         )
-        self._open.add(link)
+        self._links.add(link)
         return link
 
     def close(self) -> None:
         """Announcements are withdrawn, leases released, links closed."""
-        for closable in list(self._open):
+        for closable in (*self._announcements, *self._links):
             closable.close()
         for lease in list(self._leases):
             lease.release()
 
     def _new_epoch(self, tail: str, hello: Hello) -> _Epoch:
         limit = self._hub.max_frame_bytes
-        up: Inbox[Upward] = Inbox(
-            (Prefill, Round, Release), f"epoch {hello.epoch} of head {hello.head}", limit
-        )
+        up: Inbox[Upward] = Inbox((Prefill, Round, Release), f"epoch {hello.epoch} of head {hello.head}", limit)
         down: Inbox[Downward] = Inbox((Welcome, Verdict, Error), f"epoch {hello.epoch} of tail {tail}", limit)
         return _Epoch(hello, up, down)

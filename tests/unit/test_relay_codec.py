@@ -1,0 +1,208 @@
+"""Frames: what is encoded comes back, and nothing that arrives can do harm."""
+
+from __future__ import annotations
+
+import msgpack
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from relay import codec
+from relay.codec import decode, encode
+from relay.errors import FrameInvalid
+from relay.messages import (
+    DTYPE_BYTES,
+    Accepted,
+    Copy,
+    Draft,
+    Error,
+    ErrorReason,
+    Hello,
+    Message,
+    Prefill,
+    Release,
+    Round,
+    Sampling,
+    Tensor,
+    Verdict,
+    Void,
+    VoidReason,
+    Welcome,
+)
+from relay.profile import Profile
+from tests.relay_messages import round_of
+
+#: on a busy machine an example may take long without anything being wrong
+patient = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+small = st.integers(0, 2**31 - 1)
+long = st.integers(0, 2**63 - 1)
+names = st.text(max_size=codec.MAX_NAME)
+tokens = st.lists(small, max_size=20).map(tuple)
+
+
+def numbers(high: float | None = None) -> st.SearchStrategy[float]:
+    return st.floats(0.0, high, allow_nan=False, allow_infinity=False)
+
+
+@st.composite
+def tensors(draw: st.DrawFn, rows: int | None = None) -> Tensor:
+    dtype = draw(st.sampled_from(sorted(DTYPE_BYTES)))
+    height = rows if rows is not None else draw(st.integers(1, 5))
+    width = draw(st.integers(1, 9))
+    num_bytes = height * width * DTYPE_BYTES[dtype]
+    return Tensor(dtype, (height, width), draw(st.binary(min_size=num_bytes, max_size=num_bytes)))
+
+
+@st.composite
+def rounds(draw: st.DrawFn) -> Round:
+    rows = tuple(draw(st.lists(st.builds(Draft, small, long, long, small, small, tokens), min_size=1, max_size=6)))
+    return Round(draw(long), rows, draw(tensors(rows=sum(1 + len(row.draft) for row in rows))))
+
+
+profiles = st.builds(Profile, names, names, names, names, st.booleans(), small)
+samplings = st.builds(Sampling, numbers(), small, numbers(1.0), numbers(1.0), st.integers(-(2**63), 2**63 - 1))
+copies = st.none() | st.builds(Copy, small, long, small)
+accepted = st.builds(Accepted, small, long, long, st.integers(0, codec.MAX_TOKENS), tokens)
+voids = st.builds(Void, small, long, long, st.sampled_from(VoidReason))
+messages: st.SearchStrategy[Message] = st.one_of(
+    st.builds(Hello, names, long, st.integers(1, codec.MAX_LANES), profiles, small, small, small),
+    st.builds(Welcome, names, long),
+    st.builds(Error, long, st.sampled_from(ErrorReason), st.text(max_size=200)),
+    st.builds(Prefill, long, small, long, long, small, small, st.booleans(), samplings, copies, tensors()),
+    rounds(),
+    st.builds(Release, long, small, long, long),
+    st.builds(Verdict, long, st.lists(accepted | voids, max_size=6).map(tuple), numbers()),
+)
+
+
+def decodes_or_is_refused(data: bytes) -> None:
+    try:
+        decode(data)
+    except FrameInvalid:
+        return
+
+
+@patient
+@given(messages)
+def test_every_message_comes_back_as_it_was(message: Message) -> None:
+    assert decode(encode(message)) == message
+
+
+@patient
+@given(messages)
+def test_a_tensor_starts_aligned_in_its_frame(message: Message) -> None:
+    frame = encode(message)
+    if isinstance(message, Prefill | Round):
+        assert (len(frame) - len(message.hidden.data)) % 16 == 0
+
+
+@patient
+@given(messages, st.data())
+def test_a_truncated_frame_is_refused(message: Message, data: st.DataObject) -> None:
+    frame = encode(message)
+    length = data.draw(st.integers(0, len(frame) - 1))
+    # padding behind a header without tensor may be cut without loss
+    if any(frame[length:]) or isinstance(message, Prefill | Round):
+        with pytest.raises(FrameInvalid):
+            decode(frame[:length])
+
+
+@patient
+@given(messages, st.data())
+def test_a_damaged_frame_decodes_or_is_refused_but_never_fails_otherwise(message: Message, data: st.DataObject) -> None:
+    frame = bytearray(encode(message))
+    for _ in range(data.draw(st.integers(1, 4))):
+        frame[data.draw(st.integers(0, min(len(frame), 160) - 1))] = data.draw(st.integers(0, 255))
+    decodes_or_is_refused(bytes(frame))
+
+
+@patient
+@given(st.binary(max_size=200))
+def test_random_bytes_decode_or_are_refused(data: bytes) -> None:
+    decodes_or_is_refused(data)
+    decodes_or_is_refused(codec._PREFIX.pack(codec.VERSION, len(data)) + data + bytes(16))
+
+
+plain = st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats() | st.text() | st.binary()
+json_like = plain | st.lists(plain | st.lists(plain, max_size=7), max_size=7) | st.dictionaries(st.text(), plain)
+
+
+@patient
+@given(st.sampled_from([1, 2, 3, 4, 17, 18, 19]), st.lists(json_like, max_size=10))
+def test_any_header_decodes_or_is_refused(kind: int, fields: list[object]) -> None:
+    header = msgpack.packb([kind, *fields])
+    decodes_or_is_refused(codec._PREFIX.pack(codec.VERSION, len(header)) + header)
+
+
+@patient
+@given(messages)
+def test_a_decoded_message_can_be_encoded_again(message: Message) -> None:
+    frame = encode(message)
+    assert encode(decode(frame)) == frame
+
+
+def test_deeply_nested_headers_are_refused() -> None:
+    header = b"\x91" * 100_000 + b"\xc0"
+    with pytest.raises(FrameInvalid):
+        decode(codec._PREFIX.pack(codec.VERSION, len(header)) + header + bytes(16))
+
+
+def test_another_version_is_refused_by_number() -> None:
+    frame = bytearray(encode(round_of(1)))
+    frame[0] = codec.VERSION + 1
+    with pytest.raises(FrameInvalid, match="version 2, expected 1"):
+        decode(bytes(frame))
+
+
+def test_a_frame_above_the_limit_is_refused_on_both_sides() -> None:
+    message = round_of(1, num_bytes=5000)
+    with pytest.raises(FrameInvalid, match="exceeds"):
+        encode(message, max_bytes=4096)
+    with pytest.raises(FrameInvalid, match="exceeds"):
+        decode(encode(message), max_bytes=4096)
+
+
+def test_a_tensor_must_have_as_many_bytes_as_its_shape_says() -> None:
+    tensor = Tensor("float16", (1, 4), bytes(9))
+    with pytest.raises(FrameInvalid, match=r"float16 \[1, 4\] does not fit 9 bytes"):
+        encode(Round(1, (Draft(0, 0, 0, 0, 0, ()),), tensor))
+
+
+def test_a_tensor_with_unknown_dtype_is_refused() -> None:
+    with pytest.raises(FrameInvalid, match="complex64"):
+        encode(Round(1, (Draft(0, 0, 0, 0, 0, ()),), Tensor("complex64", (1, 1), bytes(8))))
+
+
+def test_a_round_must_bring_a_hidden_state_for_every_token() -> None:
+    tensor = Tensor("int8", (2, 4), bytes(8))
+    with pytest.raises(FrameInvalid, match="2 rows, but its drafts need 3"):
+        encode(Round(1, (Draft(0, 0, 0, 0, 0, (1, 2)),), tensor))
+
+
+def test_more_tokens_than_a_row_may_have_are_refused() -> None:
+    row = Accepted(0, 0, 0, 0, tuple(range(codec.MAX_TOKENS + 1)))
+    with pytest.raises(FrameInvalid, match="at most 1024 items"):
+        encode(Verdict(1, (row,), 0.0))
+
+
+@pytest.mark.parametrize("temperature", [float("nan"), float("inf"), -1.0])
+def test_a_sampling_value_that_is_no_temperature_is_refused(temperature: float) -> None:
+    sampling = Sampling(temperature, 0, 1.0, 0.0, 1)
+    tensor = Tensor("int8", (1, 4), bytes(4))
+    with pytest.raises(FrameInvalid, match="temperature"):
+        encode(Prefill(1, 0, 0, 0, 0, 0, True, sampling, None, tensor))
+
+
+def test_an_errors_long_text_is_cut_instead_of_refused() -> None:
+    message = decode(encode(Error(1, ErrorReason.TAIL_FAILED, "x" * 100_000)))
+    assert isinstance(message, Error)
+    assert message.message == "x" * codec.MAX_TEXT
+
+
+def test_decoding_copies_no_tensor() -> None:
+    frame = encode(round_of(1, num_bytes=1 << 20))
+    message = decode(frame)
+    assert isinstance(message, Round)
+    assert isinstance(message.hidden.data, memoryview)
+    assert message.hidden.data.obj is frame
