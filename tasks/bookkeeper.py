@@ -23,10 +23,11 @@ import redis
 from storage.database import Database
 from storage.errors import StorageError
 from tasks import keys, lease
+from tasks.app import VISIBILITY_TIMEOUT_S
 from tasks.connection import connect, ping, translated
 from tasks.errors import QueueUnreachable, TaskError
 from tasks.feeder import Feeder
-from tasks.heads import forget_head, lapsed_heads, restore_unacked
+from tasks.heads import forget_head, lapsed_heads, oldest_unacked, restore_unacked
 from tasks.publish import Publisher
 from tasks.reconciler import Reconciler
 from tasks.recorder import Recorder
@@ -143,8 +144,14 @@ class Bookkeeper:
 
 
 def restore_lapsed(client: redis.Redis) -> int:
-    """Give back what heads without presence had taken; the number of messages."""
+    """Give back what heads without presence had taken; the number of messages.
+
+    A Celery worker that is no head has no presence: what it took is given back once it is overdue.
+    """
     restored = 0
+    taken_at = oldest_unacked(client, None)
+    if taken_at is not None and taken_at < time.time() - VISIBILITY_TIMEOUT_S:
+        restored += restore_unacked(client, None)
     for head_id in lapsed_heads(client):
         moved = restore_unacked(client, head_id)
         restored += moved

@@ -176,6 +176,12 @@ def forget_model(client: redis.Redis, name: str) -> bool:
     return bool(client.hdel(keys.MODELS, name))
 
 
+def oldest_unacked(client: redis.Redis, head_id: str | None) -> float | None:
+    """Unix time at which the oldest of these messages was taken or last refreshed; None without any."""
+    oldest: Any = client.zrange(keys.unacked_index(head_id), 0, 0, withscores=True)
+    return float(oldest[0][1]) if oldest else None
+
+
 def restore_unacked(client: redis.Redis, head_id: str | None) -> int:
     """Put every message this head took but did not acknowledge back where it is served next.
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tasks import heads, keys, queues
-from tasks.app import make_app
+from tasks.app import VISIBILITY_TIMEOUT_S, make_app
 from tasks.bookkeeper import restore_lapsed
 from tasks.errors import HeadIdTaken, ModelNameInvalid, ProfileMismatch
 from tasks.generation import GenerationRequest, GenerationTask
@@ -31,11 +31,11 @@ def publish(office: Office, *names: str, priority: int = 0) -> None:
     office.publisher.publish(Publication(task, priority) for task in tasks)
 
 
-def take(office: Office, head_id: str, number: int) -> list[str]:
+def take(office: Office, head_id: str | None, number: int) -> list[str]:
     """What a head does that dies right after: its task ids stay unacknowledged."""
     app = make_app(TaskSettings(broker_url=office.server.url, head_id=head_id))
     connection: Any = app.connection_for_read()
-    channel = connection.channel()
+    channel: Any = connection.channel()
     channel.do_restore = False  # no goodbye
     taken = [channel.basic_get(keys.queue(MODEL)).headers["id"] for _ in range(number)]
     connection.release()
@@ -127,3 +127,13 @@ def test_only_the_messages_of_heads_without_presence_are_given_back(office: Offi
     assert restore_lapsed(office.client) == 2
     assert office.client.hlen(keys.unacked("alive")) == 1
     assert heads.known_heads(office.client) == {"alive"}
+
+
+def test_what_a_worker_that_is_no_head_took_is_given_back_when_overdue(office: Office) -> None:
+    publish(office, "a")
+    take(office, None, 1)
+    assert restore_lapsed(office.client) == 0
+    (tag,) = office.client.zrange(keys.unacked_index(None), 0, 0)
+    office.client.zincrby(keys.unacked_index(None), -VISIBILITY_TIMEOUT_S - 1, tag)
+    assert restore_lapsed(office.client) == 1
+    assert queues.num_waiting(office.client, MODEL) == 1
