@@ -29,7 +29,7 @@ RECENT = 10
 @insecure_option
 @click.pass_context
 def status_command(ctx: click.Context, batch: str | None, as_json: bool) -> None:
-    """How far a BATCH is, or how the whole system is.
+    """How far a batch is, or how the whole system is.
 
     BATCH is an id, the beginning of one, or a name. Exit status: 0 if every job succeeded, 3 if one did not,
     4 while jobs are open.

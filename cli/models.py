@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from cli.errors import NotFound
-from cli.options import broker_option, given, insecure_option, json_option
+from cli.options import broker_option, insecure_option, json_option
 from cli.output import note, print_json, print_table
 
 
@@ -92,12 +92,11 @@ def forget(name: str) -> None:
 
 @models_command.command("prepare")
 @click.argument("model")
-@click.option("--trust-remote-code/--no-trust-remote-code", default=None, help="Run code that comes with the model.")
-def prepare(model: str, trust_remote_code: bool | None) -> None:
+def prepare(model: str) -> None:
     """Download or convert MODEL into the cache now, and check that it can be served.
 
     MODEL is a directory, a hub id or a .gguf file. Heads and tails do the same when they start.
     """
     from cli.model_files import prepare_model
 
-    click.echo(prepare_model(model, **given(trust_remote_code=trust_remote_code)))
+    click.echo(prepare_model(model))

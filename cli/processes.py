@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 #: seconds a child may take after SIGINT before SIGTERM, and after that before SIGKILL
-GRACE_S = 15.0
+GRACE_S = 30.0
 TERMINATE_S = 5.0
 #: lines of a child kept to show when it fails
 KEPT_LINES = 40

@@ -57,10 +57,12 @@ _NOT_DONE = TERMINAL_STATES - {JobState.COMPLETED}
 def results_command(
     ctx: click.Context, batch: str, form: str | None, as_json: bool, output: Path | None, errors: Path | None
 ) -> None:
-    """Results of a BATCH, in input order.
+    """Results of a batch, in input order.
 
-    jsonl writes the lines of the OpenAI Batch API: the jobs that have ended, or with --errors only those that
-    succeeded. Exit status: 0 if every job succeeded, 3 if one did not, 4 while jobs are open.
+    BATCH is an id, the beginning of one, or a name. jsonl writes the lines of the OpenAI Batch API: the jobs that
+    have ended, or with --errors only those that succeeded.
+
+    Exit status: 0 if every job succeeded, 3 if one did not, 4 while jobs are open.
 
     \b
     shardq results nightly --output out.jsonl --errors errors.jsonl

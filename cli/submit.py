@@ -91,11 +91,12 @@ def submit_command(
     stop: tuple[str, ...],
     **parameters: Any,
 ) -> None:
-    """Check a FILE of prompts and queue it as a batch; `-` reads stdin.
+    """Check a file of prompts and queue it as a batch.
 
-    One JSON object a line: the lines of the OpenAI Batch API, or {"prompt": …} or {"messages": […]} with
-    parameters beside it. The whole file is checked before anything is queued. Prints the batch's id.
-    Exit status: 2 for an invalid file; with --wait 0 only if every job succeeded.
+    FILE holds one JSON object a line (`-` reads stdin): the lines of the OpenAI Batch API, or {"prompt": …} or
+    {"messages": […]} with parameters beside it. The whole file is checked before anything is queued.
+
+    Prints the batch's id. Exit status: 2 for an invalid file; with --wait 0 only if every job succeeded.
 
     \b
     shardq submit prompts.jsonl --wait --output results.jsonl

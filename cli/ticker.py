@@ -7,7 +7,7 @@ import time
 from types import TracebackType
 from typing import Self, TextIO
 
-from cli.output import percent, size
+from cli.output import duration, percent, size
 
 #: seconds of silence before the first word
 PATIENCE_S = 2.0
@@ -24,7 +24,8 @@ class Ticker:
         self._total = total_bytes
         self._out = out or sys.stderr
         self._is_live = self._out.isatty()
-        self._next = time.monotonic() + PATIENCE_S
+        self._start = time.monotonic()
+        self._next = self._start + PATIENCE_S
         self._shown = False
 
     def __enter__(self) -> Self:
@@ -38,9 +39,9 @@ class Ticker:
             self._out.flush()
 
     def tick(self, detail: str = "") -> None:
-        """Show how far the work is, if it is time."""
+        """Show how far the work is, if it is time; the time it has taken if there is no detail."""
         if time.monotonic() >= self._next:
-            self._show(f"{self._what}: {detail}" if detail else self._what)
+            self._show(f"{self._what}: {detail or duration(time.monotonic() - self._start)}")
 
     def tick_bytes(self, num_bytes: int) -> None:
         """As `tick`, in bytes done."""

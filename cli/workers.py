@@ -46,6 +46,8 @@ def head_options(function: F) -> F:
         click.option("--lanes", type=int, help="Groups of rows in flight. Default: 1."),
         click.option("--prefill-chunk", type=int, metavar="TOKENS", help="Default: 64."),
         click.option("--fronts", type=int, help="Celery consumer processes. Default: 8."),
+        click.option("--tail-timeout-s", type=float, help="Give up at start without a tail. Default: wait."),
+        click.option("--grace-s", type=float, help="Seconds to finish running jobs when stopped. Default: 10."),
     ]
     for option in reversed(options):
         function = option(function)
@@ -57,7 +59,7 @@ def worker_arguments(options: Mapping[str, Any]) -> tuple[tuple[str, ...], tuple
 
     The model is left out: whoever starts the two names it.
     """
-    both = {name: options.get(name) for name in ("split", "dtype", "device", "max_length")}
+    both = {name: options.get(name) for name in ("split", "dtype", "device", "max_length", "slots")}
     head = {name: value for name, value in options.items() if name not in ("model", "trust_remote_code")}
     trust = ("--trust-remote-code",) if options.get("trust_remote_code") else ()
     return (*_arguments(head), *trust), (*_arguments(both), *trust)
@@ -99,9 +101,10 @@ def head_command(**options: Any) -> None:
 @insecure_option
 @log_option
 def tail_command(**options: Any) -> None:
-    """Run the second half of a model: layers from the split on, sampling and verification.
+    """Run the second half of a model.
 
-    Every option is also an environment variable, `SHARDQ_<OPTION>`. Needs only the relay's Redis.
+    That is the layers from the split on, sampling and verification. Every option is also an environment
+    variable, `SHARDQ_<OPTION>`. Needs only the relay's Redis.
 
     \b
     shardq tail --model Qwen/Qwen2.5-7B-Instruct --dtype float16 --device cuda
@@ -119,9 +122,10 @@ def tail_command(**options: Any) -> None:
 @insecure_option
 @log_option
 def bookkeeper_command() -> None:
-    """Keep the database: feed waiting jobs to the queue, record finished ones, look after lost ones.
+    """Keep the database: feed, record and reconcile jobs.
 
-    One per installation, on the machine that has the database.
+    Feeds waiting jobs to the queue, records finished ones, queues lost ones again. One per installation, on the
+    machine that has the database.
     """
     from cli.database import opened
     from tasks.bookkeeper import run
@@ -139,7 +143,7 @@ def bookkeeper_command() -> None:
 @insecure_option
 @log_option
 def flower_command(port: int, address: str) -> None:
-    """Run the Flower dashboard of the jobs.
+    """Run the Flower dashboard.
 
     The page has no password of its own: keep it on this machine, or put a proxy in front.
     """

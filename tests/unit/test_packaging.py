@@ -1,0 +1,148 @@
+"""What an installation holds, and that its generic package names are ours."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import re
+import subprocess
+import sys
+import tomllib
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+
+from cli.main import COMMANDS, shardq
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = ("cli", "relay", "storage", "tasks", "workers")
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
+    folder = tmp_path_factory.mktemp("wheel")
+    argv = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
+    subprocess.run(argv, cwd=ROOT, check=True, capture_output=True, timeout=120)
+    (path,) = folder.glob("*.whl")
+    return zipfile.ZipFile(path)
+
+
+def test_the_wheel_holds_exactly_our_five_packages(wheel: zipfile.ZipFile) -> None:
+    tops = {name.split("/")[0] for name in wheel.namelist()}
+    assert {top for top in tops if not top.endswith(".dist-info")} == set(PACKAGES)
+
+
+def test_the_wheel_holds_every_module_and_nothing_else(wheel: zipfile.ZipFile) -> None:
+    expected = {str(path.relative_to(ROOT)) for name in PACKAGES for path in (ROOT / name).rglob("*.py")}
+    packed = {name for name in wheel.namelist() if ".dist-info/" not in name}
+    assert packed == expected | {"cli/prompts.jsonl"}
+
+
+def test_the_wheel_carries_the_prompts_of_the_demo_as_a_file(wheel: zipfile.ZipFile) -> None:
+    lines = wheel.read("cli/prompts.jsonl").decode().splitlines()
+    assert wheel.read("cli/prompts.jsonl") == (ROOT / "examples" / "prompts.jsonl").read_bytes()
+    assert len({json.loads(line)["custom_id"] for line in lines}) == 16
+
+
+def test_the_wheel_carries_the_license(wheel: zipfile.ZipFile) -> None:
+    (name,) = [name for name in wheel.namelist() if name.endswith("licenses/LICENSE")]
+    assert "Apache License" in wheel.read(name).decode()
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_each_imported_package_is_ours(package: str) -> None:
+    module = importlib.import_module(package)
+    assert module.__file__ is not None
+    assert Path(module.__file__).parent == ROOT / package
+
+
+def test_the_distribution_cannot_be_uploaded_by_mistake() -> None:
+    assert "Private :: Do Not Upload" in PROJECT["project"]["classifiers"]
+
+
+def test_every_constraint_is_an_exact_version() -> None:
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    pins = [line for line in lines if line and not line.startswith("#")]
+    assert pins
+    assert all(re.fullmatch(r"[\w.-]+==[\w.]+", pin) for pin in pins)
+
+
+def test_every_dependency_has_a_constraint() -> None:
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    pinned = {line.split("==")[0].lower().replace("_", "-") for line in lines}
+    optional = PROJECT["project"]["optional-dependencies"]
+    named = [
+        *PROJECT["project"]["dependencies"],
+        *(item for name in optional if name != "gpu" for item in optional[name]),
+    ]
+    names = {re.match(r"[\w.-]+", item).group().lower() for item in named if not item.startswith("shardq[")}  # type: ignore[union-attr]
+    assert names <= pinned
+
+
+def commands(group: click.Group, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], click.Command]]:
+    """Every command below a group, with its words."""
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        assert command is not None
+        yield (*path, name), command
+        if isinstance(command, click.Group):
+            yield from commands(command, (*path, name))
+
+
+ALL_COMMANDS = list(commands(shardq))
+
+
+def section_of(words: tuple[str, ...]) -> str:
+    """The part of `docs/cli.md` under the command's heading."""
+    text = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
+    heading = f"`shardq {' '.join(words)}`"
+    parts = re.split(r"^(#{2,4} .*)$", text, flags=re.MULTILINE)
+    found = [body for title, body in zip(parts[1::2], parts[2::2], strict=True) if heading in title]
+    assert found, f"docs/cli.md has no heading with {heading}"
+    return found[0]
+
+
+@pytest.mark.parametrize(("words", "command"), ALL_COMMANDS, ids=[" ".join(words) for words, _ in ALL_COMMANDS])
+def test_every_command_and_option_is_documented(words: tuple[str, ...], command: click.Command) -> None:
+    section = section_of(words)
+    for parameter in command.params:
+        names = (
+            parameter.opts if isinstance(parameter, click.Option) else [parameter.make_metavar(click.Context(command))]
+        )
+        for name in names:
+            assert name.strip("[]") in section, f"{name} of {' '.join(words)} is not documented"
+
+
+def test_every_documented_command_exists() -> None:
+    text = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
+    documented = re.findall(r"^#{2,4} `shardq ([\w -]+)`$", text, flags=re.MULTILINE)
+    assert {tuple(words.split()) for words in documented} == {words for words, _ in ALL_COMMANDS}
+
+
+@pytest.mark.parametrize("name", ["README.md", "docs/cli.md"])
+def test_every_option_in_an_example_exists(name: str) -> None:
+    text = (ROOT / name).read_text(encoding="utf-8")
+    known = dict(ALL_COMMANDS)
+    for line in re.findall(r"^(?:\$ )?shardq (.+)$", text, flags=re.MULTILINE):
+        words = line.split("#")[0].split()
+        path = tuple(words[:2]) if tuple(words[:2]) in known else tuple(words[:1])
+        if path not in known:
+            assert words[0].startswith(("-", "COMMAND")), f"{name}: unknown command in `shardq {line}`"
+            continue
+        options = {
+            option for parameter in known[path].params for option in (*parameter.opts, *parameter.secondary_opts)
+        }
+        used = {word.split("=")[0] for word in words if word.startswith("--")}
+        assert used <= options | {"--help"}, f"{name}: `shardq {line}`"
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_overview_says_the_same_as_each_command(name: str) -> None:
+    command = shardq.get_command(click.Context(shardq), name)
+    assert command is not None
+    assert (command.help or "").split("\n\n")[0] == COMMANDS[name][1]
