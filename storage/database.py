@@ -12,6 +12,7 @@ from typing import Any, Self
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from storage.errors import (
     DatabaseBusy,
@@ -175,6 +176,8 @@ def _foreign_errors(engine: Engine) -> Iterator[None]:
         yield
     except IntegrityError:
         raise
+    except PoolTimeout as error:
+        raise DatabaseBusy(f"{describe(engine)}: all connections of this process are in use") from error
     except DBAPIError as error:
         raise _translate(describe(engine), error) from error
 

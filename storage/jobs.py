@@ -37,9 +37,7 @@ def claim_waiting(db: Database, model: str, *, max_jobs: int, max_bytes: int) ->
     with db.write() as connection:
         room = max_bytes
         for batch_id, priority in _batches_with_waiting(connection, model):
-            rows, is_full = _within(
-                _waiting(connection, batch_id, model, max_jobs - len(claimed)), room, not claimed
-            )
+            rows, is_full = _within(_waiting(connection, batch_id, model, max_jobs - len(claimed)), room, not claimed)
             claimed += [ClaimedJob(**row, priority=priority) for row in _requests(connection, rows)]
             room -= sum(row["request_bytes"] for row in rows)
             if is_full or len(claimed) == max_jobs:
@@ -73,9 +71,7 @@ def mark_running(db: Database, jobs: Iterable[RunningJob]) -> int:
     # An executemany takes no IN.
     fresh = or_(*[job.c.state == state for state in states_before(JobState.RUNNING)])
     changed = (job.c.state != JobState.RUNNING) | job.c.head.is_distinct_from(bindparam("job_head"))
-    return _update_each(
-        db, keys, [fresh, changed], {"state": JobState.RUNNING, "head": bindparam("job_head")}
-    )
+    return _update_each(db, keys, [fresh, changed], {"state": JobState.RUNNING, "head": bindparam("job_head")})
 
 
 def queued_or_running(db: Database, model: str) -> list[InFlightJob]:

@@ -65,9 +65,7 @@ def unknown_records(db: Database) -> int:
 def _lock(connection: Connection, job_ids: Sequence[str]) -> dict[str, Row[Any]]:
     """Lock the jobs' batches, then the jobs, so that no two recorders miss each other's last job."""
     batch_ids = select(job.c.batch_id).where(job.c.id.in_(job_ids))
-    connection.execute(
-        select(batch.c.id).where(batch.c.id.in_(batch_ids)).order_by(batch.c.id).with_for_update()
-    ).all()
+    connection.execute(select(batch.c.id).where(batch.c.id.in_(batch_ids)).order_by(batch.c.id).with_for_update()).all()
     columns = [job.c.id, job.c.attempt, job.c.state, job.c.batch_id, job.c.queued_at]
     query = select(*columns).where(job.c.id.in_(job_ids)).order_by(job.c.id).with_for_update()
     return {row.id: row for row in connection.execute(query)}

@@ -1,0 +1,195 @@
+"""Opening, upgrading and refusing databases."""
+
+from __future__ import annotations
+
+import multiprocessing
+import sqlite3
+import threading
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from sqlalchemy import Connection, text
+
+from storage import database as database_module
+from storage.batches import begin_submission, get_batch, list_batches
+from storage.database import Database
+from storage.errors import DatabaseBusy, DatabaseUnavailable, SchemaInvalid, SchemaTooNew
+from storage.migrations import Upgrade
+from storage.records import NewBatch
+
+pytest_plugins = ["tests.integration.storage_databases"]
+
+
+def _add_note(connection: Connection) -> None:
+    connection.execute(text("ALTER TABLE batch ADD COLUMN note VARCHAR"))
+    connection.execute(text("UPDATE batch SET note = 'upgraded'"))
+
+
+def _break(connection: Connection) -> None:
+    connection.execute(text("UPDATE batch SET note = 'broken'"))
+    connection.execute(text("SELECT nonsense FROM nowhere"))
+
+
+ADD_NOTE = Upgrade("batches have notes", _add_note)
+BREAK = Upgrade("cannot work", _break)
+
+
+def _note(db: Database) -> str:
+    with db.read() as connection:
+        return str(connection.execute(text("SELECT note FROM batch")).scalar_one())
+
+
+def _version(db: Database) -> int:
+    with db.read() as connection:
+        return int(connection.execute(text("SELECT version FROM schema_version")).scalar_one())
+
+
+def test_an_empty_database_gets_the_newest_schema_and_keeps_its_rows(url: str) -> None:
+    with Database.open(url) as db:
+        batch = begin_submission(db, NewBatch("hash")).batch
+        assert _version(db) == 1
+    with Database.open(url) as db:
+        assert get_batch(db, batch.id) == batch
+
+
+def test_an_older_schema_is_upgraded_once(url: str) -> None:
+    with Database.open(url) as db:
+        begin_submission(db, NewBatch("hash"))
+
+    for _ in range(2):
+        with Database.open(url, upgrades=[ADD_NOTE]) as db:
+            assert (_note(db), _version(db)) == ("upgraded", 2)
+
+
+def test_an_upgrade_of_sqlite_leaves_a_backup_of_the_old_state(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'x.sqlite3'}"
+    with Database.open(url) as db:
+        batch = begin_submission(db, NewBatch("hash", "n")).batch
+    assert not list(tmp_path.glob("*.bak"))
+
+    Database.open(url, upgrades=[ADD_NOTE]).close()
+
+    (backup,) = tmp_path.glob("x.sqlite3.v1-*.bak")
+    with Database.open(f"sqlite:///{backup}") as db:
+        assert get_batch(db, "n") == batch
+        assert _version(db) == 1
+
+
+def test_an_upgrade_that_fails_changes_nothing(url: str) -> None:
+    with Database.open(url) as db:
+        begin_submission(db, NewBatch("hash"))
+
+    with pytest.raises(DatabaseUnavailable):
+        Database.open(url, upgrades=[ADD_NOTE, BREAK])
+
+    with Database.open(url) as db:
+        assert _version(db) == 1
+        assert len(list_batches(db)) == 1
+
+
+def test_a_newer_schema_is_refused_and_both_versions_are_named(url: str) -> None:
+    Database.open(url, upgrades=[ADD_NOTE, Upgrade("nothing", lambda _: None)]).close()
+
+    with pytest.raises(SchemaTooNew, match=r"has schema version 3, this shardq knows versions up to 1") as caught:
+        Database.open(url)
+    assert (caught.value.found, caught.value.supported) == (3, 1)
+
+
+def test_foreign_tables_with_our_names_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "x.sqlite3"
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("CREATE TABLE job (x)")
+
+    with pytest.raises(SchemaInvalid, match=r"holds tables \(job\) without a schema version"):
+        Database.open(f"sqlite:///{path}")
+
+
+def test_a_file_that_is_no_database_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "x.sqlite3"
+    path.write_bytes(b"not a database, surely. " * 100)
+
+    with pytest.raises(DatabaseUnavailable, match=r"x\.sqlite3: file is not a database"):
+        Database.open(f"sqlite:///{path}")
+
+
+def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DatabaseUnavailable, match=r"cannot make the directory .*/file/data"):
+        Database.open(f"sqlite:///{tmp_path}/file/data/x.sqlite3")
+
+
+def test_the_data_directory_is_private(tmp_path: Path) -> None:
+    Database.open(f"sqlite:///{tmp_path}/a/b/x.sqlite3").close()
+    assert (tmp_path / "a" / "b").stat().st_mode & 0o077 == 0
+
+
+def test_an_unreachable_server_is_an_error_without_the_password() -> None:
+    with pytest.raises(DatabaseUnavailable) as caught:
+        Database.open("postgresql://me:secret@127.0.0.1:1/shardq?connect_timeout=2")
+    assert "secret" not in str(caught.value)
+    assert "127.0.0.1" in str(caught.value)
+
+
+def test_sqlite_is_in_wal_mode_and_readers_do_not_wait_for_a_writer(tmp_path: Path) -> None:
+    with Database.open(f"sqlite:///{tmp_path}/x.sqlite3") as db:
+        with db.write() as writer:
+            assert writer.execute(text("PRAGMA journal_mode")).scalar_one() == "wal"
+            writer.execute(text("INSERT INTO counter VALUES ('a', 1)"))
+            with db.read() as reader:
+                assert reader.execute(text("SELECT count(*) FROM counter")).scalar_one() == 0
+        with db.read() as reader:
+            assert reader.execute(text("SELECT count(*) FROM counter")).scalar_one() == 1
+
+
+def test_a_lock_held_too_long_is_reported_as_busy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(database_module, "BUSY_TIMEOUT_MS", 100)
+    with (
+        Database.open(f"sqlite:///{tmp_path}/x.sqlite3") as db,
+        db.write(),
+        pytest.raises(DatabaseBusy, match="is locked by another process"),
+    ):
+        begin_submission(db, NewBatch("hash"))
+
+
+def test_read_then_write_from_many_threads_never_fails(url: str) -> None:
+    with Database.open(url) as db:
+        with db.write() as connection:
+            connection.execute(text("INSERT INTO counter VALUES ('a', 0)"))
+
+        def add() -> None:
+            for _ in range(25):
+                with db.write() as connection:
+                    lock = "" if connection.dialect.name == "sqlite" else " FOR UPDATE"
+                    value = connection.execute(text(f"SELECT value FROM counter{lock}")).scalar_one()
+                    connection.execute(text("UPDATE counter SET value = :new"), {"new": value + 1})
+
+        threads = [threading.Thread(target=add) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        with db.read() as connection:
+            assert connection.execute(text("SELECT value FROM counter")).scalar_one() == 100
+
+
+def _open_and_submit(url: str) -> str:
+    with Database.open(url, upgrades=[ADD_NOTE]) as db:
+        return begin_submission(db, NewBatch("hash")).batch.id
+
+
+def test_many_processes_may_open_an_empty_database_at_once(url: str) -> None:
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(3, mp_context=spawn) as pool:
+        ids = list(pool.map(_open_and_submit, [url] * 3))
+
+    with Database.open(url, upgrades=[ADD_NOTE]) as db:
+        assert {batch.id for batch in list_batches(db)} == set(ids)
+
+
+def test_errors_do_not_repeat_prompts(url: str) -> None:
+    with Database.open(url) as db, pytest.raises(DatabaseUnavailable) as caught, db.write() as connection:
+        connection.execute(text("SELECT nonsense FROM nowhere WHERE a = :prompt"), {"prompt": "private"})
+    assert "private" not in str(caught.value)
+    assert "private" not in str(caught.value.__cause__)
