@@ -195,6 +195,7 @@ def test_a_parsed_line_survives_the_database_format() -> None:
     parsed = job(line(custom_id="ä", messages=HELLO, stop=["é"], seed=3))
     stored = parsed.new_job("m")
 
+    assert json.loads(stored.request) == json.loads(json.dumps(parsed.request.to_json()))
     assert GenerationRequest.from_json(json.loads(stored.request)) == parsed.request
     assert (stored.line, stored.custom_id, stored.model, stored.url) == (7, "ä", "m", "/v1/chat/completions")
 
