@@ -76,9 +76,7 @@ def _one_limit(read: dict[str, Any]) -> dict[str, Any]:
     """Join OpenAI's two names of one limit."""
     newer = read.pop("max_completion_tokens", None)
     if newer is not None and read.setdefault("max_tokens", newer) != newer:
-        raise ParameterInvalid(
-            "max_completion_tokens", "expected the same value as max_tokens, or one of them"
-        )
+        raise ParameterInvalid("max_completion_tokens", "expected the same value as max_tokens, or one of them")
     return read
 
 
@@ -138,9 +136,7 @@ def _only(*allowed: object) -> Rule:
     shown = " or ".join(json.dumps(item) for item in allowed)
 
     def rule(value: object) -> None:
-        same = [
-            item for item in allowed if item == value and isinstance(item, bool) == isinstance(value, bool)
-        ]
+        same = [item for item in allowed if item == value and isinstance(item, bool) == isinstance(value, bool)]
         if not same:
             raise Unexpected(f"{shown}: anything else is not supported")
 
