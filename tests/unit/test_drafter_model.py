@@ -206,9 +206,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
-def test_a_real_drafter_equal_to_the_target_is_accepted_to_the_last_token(
-    directory: Path, sampling: Sampling
-) -> None:
+def test_a_real_drafter_equal_to_the_target_is_accepted_to_the_last_token(directory: Path, sampling: Sampling) -> None:
     settings = {"slots": 3, "max_length": 256, "max_query": 16}
     target, model = load_whole(directory, **settings), load_whole(directory, **settings)
     drafter = begun(model, VOCABULARY, slots=3)
@@ -228,9 +226,7 @@ def test_a_real_drafter_equal_to_the_target_is_accepted_to_the_last_token(
             texts[slot] += following
 
 
-def plain(
-    model: object, slot: int, tokens: list[int], sampling: Sampling, cached: int, count: int
-) -> list[int]:
+def plain(model: object, slot: int, tokens: list[int], sampling: Sampling, cached: int, count: int) -> list[int]:
     """`count` tokens after `tokens`, one by one; the cache of `slot` holds `cached` of them."""
     out = list(tokens)
     for _ in range(count):

@@ -41,9 +41,7 @@ def test_equal_tokenizers_pass(tmp_path: Path) -> None:
 
 def test_a_different_tokenizer_is_refused_by_its_first_differing_tokens(tmp_path: Path) -> None:
     target, drafter = saved(tmp_path / "target", "<one>", "<two>"), saved(tmp_path / "drafter", "<two>")
-    with pytest.raises(
-        VocabularyMismatch, match=r"2 tokens differ, first '<one>' is 259 in the target and missing"
-    ):
+    with pytest.raises(VocabularyMismatch, match=r"2 tokens differ, first '<one>' is 259 in the target and missing"):
         check_same_vocabulary(target, drafter)
 
 

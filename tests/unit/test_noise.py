@@ -119,9 +119,7 @@ def test_the_transform_falls_with_the_bits_everywhere() -> None:
     from workers.engine.noise import _to_gumbel
 
     bits = (
-        torch.cat([torch.arange(0, 1 << 12), torch.linspace(0, _32, 1 << 16, dtype=torch.float64).long()])
-        .sort()
-        .values
+        torch.cat([torch.arange(0, 1 << 12), torch.linspace(0, _32, 1 << 16, dtype=torch.float64).long()]).sort().values
     )
     signed = torch.where(bits > 0x7FFFFFFF, bits - (1 << 32), bits).to(torch.int32)
     assert (_to_gumbel(signed).diff() <= 0).all()
@@ -132,16 +130,12 @@ def test_a_row_has_the_same_noise_alone_and_among_others(num_tokens: int) -> Non
     seeds, positions = torch.arange(5) - 2, torch.arange(5) * 100
     together = gumbel(seeds, positions, num_tokens)
     for row in range(5):
-        assert torch.equal(
-            gumbel(seeds[row : row + 1], positions[row : row + 1], num_tokens)[0], together[row]
-        )
+        assert torch.equal(gumbel(seeds[row : row + 1], positions[row : row + 1], num_tokens)[0], together[row])
 
 
 def test_a_longer_vocabulary_leaves_the_noise_of_the_shorter_as_it_was() -> None:
     seeds, positions = torch.tensor([11]), torch.tensor([12])
-    torch.testing.assert_close(
-        gumbel(seeds, positions, 1003)[:, :1000], gumbel(seeds, positions, 1000), rtol=0, atol=0
-    )
+    torch.testing.assert_close(gumbel(seeds, positions, 1003)[:, :1000], gumbel(seeds, positions, 1000), rtol=0, atol=0)
 
 
 def test_the_noise_has_the_moments_of_a_standard_gumbel() -> None:
@@ -173,9 +167,7 @@ def test_neighbouring_seeds_are_independent(step: int) -> None:
 @pytest.mark.parametrize("step", [1, 2, 64, 1 << 16])
 def test_neighbouring_positions_are_independent(step: int) -> None:
     positions = torch.arange(100_000)
-    left, right = (
-        bits_of(torch.full_like(p, 9), p, [5]).flatten().numpy() for p in (positions, positions + step)
-    )
+    left, right = (bits_of(torch.full_like(p, 9), p, [5]).flatten().numpy() for p in (positions, positions + step))
     assert are_independent(left, right)
 
 

@@ -111,9 +111,7 @@ def test_a_sampled_row_takes_the_best_of_log_probability_plus_noise() -> None:
     logits = torch.randn(4, 300, generator=torch.Generator().manual_seed(1))
     rows = [sampling(0.8, top_k=20, top_p=0.9, seed=seed) for seed in range(4)]
     positions = torch.arange(4) + 10
-    log_p = torch.stack([reference_filtered(*pair) for pair in zip(logits, rows, strict=True)]).log_softmax(
-        -1
-    )
+    log_p = torch.stack([reference_filtered(*pair) for pair in zip(logits, rows, strict=True)]).log_softmax(-1)
     expected = (log_p + gumbel(torch.arange(4), positions, 300)).argmax(-1)
     assert torch.equal(choose(logits, SamplingRows.from_rows(rows), positions), expected)
 
@@ -163,9 +161,7 @@ def test_repeated_rows_keep_their_settings() -> None:
 
 def test_different_seeds_and_positions_give_different_tokens() -> None:
     logits = torch.zeros(200, 50_000)
-    by_seed = choose(
-        logits, SamplingRows.from_rows([sampling(seed=s) for s in range(200)]), torch.zeros(200).long()
-    )
+    by_seed = choose(logits, SamplingRows.from_rows([sampling(seed=s) for s in range(200)]), torch.zeros(200).long())
     by_position = choose(logits, SamplingRows.from_rows([sampling()] * 200), torch.arange(200))
     assert len(set(by_seed.tolist())) > 190
     assert len(set(by_position.tolist())) > 190

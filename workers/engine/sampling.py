@@ -139,9 +139,7 @@ def _sample(logits: Tensor, rows: SamplingRows, positions: Tensor) -> Tensor:
     return scores.argmax(dim=-1)
 
 
-def _on(
-    places: Tensor, scores: Tensor, rule: Callable[[Tensor, Tensor], Tensor], parameter: Tensor
-) -> Tensor:
+def _on(places: Tensor, scores: Tensor, rule: Callable[[Tensor, Tensor], Tensor], parameter: Tensor) -> Tensor:
     """`rule` applied to the rows at `places` only, with their parameter as a column."""
     column = parameter.unsqueeze(-1)
     if len(places) == len(scores):

@@ -160,9 +160,7 @@ class ModelDrafter:
         chosen = logits.gather(1, tokens.unsqueeze(1)).squeeze(1)
         return _Step(tokens, (chosen - logits.logsumexp(dim=-1)).exp())
 
-    def _collect(
-        self, rows: Sequence[DraftRow], limits: Sequence[int], steps: Sequence[_Step]
-    ) -> list[Proposal]:
+    def _collect(self, rows: Sequence[DraftRow], limits: Sequence[int], steps: Sequence[_Step]) -> list[Proposal]:
         """Read the drafts back, all of them at once, and note what the caches hold now."""
         tokens = torch.cat([step.tokens for step in steps]).tolist()
         confidence = torch.cat([step.confidence for step in steps]).tolist()
@@ -175,9 +173,7 @@ class ModelDrafter:
             cached.tokens += [*row.tokens[-2:], *draft[:-1]]
             cached.num_committed = len(row.tokens)
             cached.broken = not all(math.isfinite(confidence[i]) for i in mine)
-            proposals.append(
-                NOTHING if cached.broken else Proposal(tuple(draft), tuple(confidence[i] for i in mine))
-            )
+            proposals.append(NOTHING if cached.broken else Proposal(tuple(draft), tuple(confidence[i] for i in mine)))
         return proposals
 
     def _tensor(self, values: Sequence[int] | Sequence[Sequence[int]]) -> Tensor:

@@ -26,8 +26,7 @@ def check_same_vocabulary(target: Path | str, drafter: Path | str) -> None:
     if found:
         named = "; ".join(found[:_NUM_NAMED])
         raise VocabularyMismatch(
-            f"drafter {drafter} has another vocabulary than {target}: "
-            f"{len(found)} tokens differ, first {named}"
+            f"drafter {drafter} has another vocabulary than {target}: {len(found)} tokens differ, first {named}"
         )
 
 
