@@ -91,7 +91,7 @@ def demo_command(ctx: click.Context, model: str | None, draft_length: int, as_js
             batch = run_prompts(stack, database)
             _show(database, batch, as_json)
             note("stopping everything")
-    note(f"the results stay: `shardq --data-dir {data_dir} results {batch.id}`")
+    note(f"the results stay until the next demo: `shardq --data-dir {data_dir} results {batch.id}`")
     ctx.exit(exit_code(batch.counts))
 
 

@@ -85,7 +85,7 @@ def list_command(limit: int, states: tuple[str, ...], as_json: bool) -> None:
 def print_batches(rows: list[BatchRow]) -> None:
     """Batches as a table."""
     print_table(
-        ["BATCH", "STATE", "JOBS", "DONE", "FAILED", "CREATED", "NAME"],
+        ["BATCH", "STATE", "JOBS", "DONE", "FAILED", "AGE", "NAME"],
         [
             (
                 row.id,
@@ -93,12 +93,12 @@ def print_batches(rows: list[BatchRow]) -> None:
                 row.counts.total,
                 percent(row.counts.num_ended, row.counts.total),
                 row.counts.num_ended - row.counts.completed,
-                moment(row.created_at),
+                duration(time.time() - row.created_at),
                 row.name or NOTHING,
             )
             for row in rows
         ],
-        numbers={"JOBS", "DONE", "FAILED"},
+        numbers={"JOBS", "DONE", "FAILED", "AGE"},
     )
 
 

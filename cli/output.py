@@ -8,7 +8,6 @@ from collections.abc import Iterable, Sequence
 from typing import Any, TextIO
 
 import click
-from rich.box import SIMPLE_HEAD
 from rich.console import Console, JustifyMethod
 from rich.table import Table
 from rich.text import Text
@@ -46,7 +45,7 @@ def print_table(
 ) -> None:
     """Rows under column names; columns in `numbers` are aligned right. What does not fit the width is cut."""
     right = set(numbers)
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="bold")
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold", expand=True)
     for index, name in enumerate(columns):
         last = index == len(columns) - 1
         justify: JustifyMethod = "right" if name in right else "left"

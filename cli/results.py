@@ -135,9 +135,9 @@ def result_json(job: JobRow) -> dict[str, Any]:
 def write_table(jobs: Iterable[JobRow], out: TextIO) -> None:
     """The table people read."""
     print_table(
-        ["CUSTOM_ID", "END", "TOKENS", "TOK/S", "TOK/ROUND", "ACC", "TEXT"],
+        ["CUSTOM_ID", "END", "TOKENS", "TOK/S", "/ROUND", "ACC", "TEXT"],
         [table_row(job) for job in jobs],
-        numbers={"TOKENS", "TOK/S", "TOK/ROUND", "ACC"},
+        numbers={"TOKENS", "TOK/S", "/ROUND", "ACC"},
         out=out,
     )
 

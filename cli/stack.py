@@ -26,6 +26,8 @@ STOP_ORDER = ("flower", "head", "tail", "bookkeeper")
 READY_TIMEOUT_S = 600.0
 #: a child that ends sooner than this is not started again
 STABLE_S = 20.0
+#: head and tail share the cores: a thread that waits must not spin on one that the other needs
+SHARED_CORES = {"OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "PASSIVE")}
 #: seconds before an ended child is started again
 RESTART_PAUSE_S = 2.0
 
@@ -41,7 +43,7 @@ class StackOptions:
     tail: tuple[str, ...] = ()
     #: port of the dashboard; None starts none
     flower_port: int | None = None
-    #: whether the queue survives a restart
+    #: whether queue and database survive a restart
     persistent: bool = True
     #: environment of every child
     environment: dict[str, str] = field(default_factory=dict)
@@ -68,6 +70,8 @@ class Stack:
     def __enter__(self) -> Stack:
         with self._cleanup:
             self._cleanup.enter_context(_only_one(self._data_dir))
+            if not self._options.persistent:
+                self._forget_earlier_runs()
             self._addresses = self._start_servers()
             note = RunningStack(self._data_dir)
             note.write(self._addresses)
@@ -80,6 +84,11 @@ class Stack:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._cleanup.close()
+
+    def _forget_earlier_runs(self) -> None:
+        """Jobs of a run that was killed would be taken up again."""
+        for path in self._data_dir.glob("shardq.sqlite3*"):
+            path.unlink(missing_ok=True)
 
     def _start_servers(self) -> Addresses:
         queue = EmbeddedRedis(self._data_dir / "queue", persistent=self._options.persistent)
@@ -112,9 +121,11 @@ class Stack:
             self._start("flower", "flower", "--port", str(self._options.flower_port))
 
     def _start(self, name: str, *arguments: str) -> Child:
-        environment = {**self._options.environment, **self.addresses.environment()}
         self._argv[name] = shardq_argv(*arguments)
-        return self._processes.start(name, self._argv[name], environment)
+        return self._processes.start(name, self._argv[name], self._environment())
+
+    def _environment(self) -> dict[str, str]:
+        return {**SHARED_CORES, **self._options.environment, **self.addresses.environment()}
 
     def wait_ready(self, on_wait: Callable[[], None], timeout_s: float = READY_TIMEOUT_S) -> HeadInfo:
         """Wait until a head takes jobs. Raises StackFailed when a process ends or the time is over."""
@@ -146,8 +157,7 @@ class Stack:
             report(f"{child.name} ended with status {child.returncode}; starting it again")
             self._processes.forget(child.name)
             time.sleep(RESTART_PAUSE_S)
-            environment = {**self._options.environment, **self.addresses.environment()}
-            self._processes.start(child.name, self._argv[child.name], environment)
+            self._processes.start(child.name, self._argv[child.name], self._environment())
 
 
 class _Prepared:
