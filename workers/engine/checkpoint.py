@@ -6,19 +6,22 @@ import json
 import re
 import struct
 from collections.abc import Iterator, Mapping
+from io import RawIOBase
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
 from torch import Tensor
 
-from workers.errors import ModelDamaged, ModelNotFound
+from workers.errors import ModelDamaged, ModelNotFound, ModelUnsupported
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 EMBEDDING = "embed_tokens.weight"
 LM_HEAD = "lm_head.weight"
+#: read at a time, in bytes
+PIECE_BYTES = 16 << 20
+DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 #: a decoder layer's number within a tensor's name
 LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 
@@ -34,8 +37,7 @@ def tensor_files(directory: Path) -> dict[str, Path]:
         return {name: directory / file for name, file in weights.items()}
     single = directory / SINGLE
     if single.is_file():
-        with safe_open(single, framework="pt") as file:
-            return dict.fromkeys(file.keys(), single)
+        return dict.fromkeys(read_header(single)[1], single)
     if any(directory.glob("*.bin")):
         raise ModelNotFound(f"{directory} has pickled .bin weights only; shardq reads safetensors")
     raise ModelNotFound(f"{directory} has no {SINGLE} and no {INDEX}")
@@ -66,9 +68,12 @@ def part_names(
 
 def read_header(file: Path) -> tuple[int, dict[str, Any]]:
     """Where a safetensors file's data begins, and its header: name -> dtype, shape, data_offsets."""
-    with file.open("rb") as stream:
-        (length,) = struct.unpack("<Q", stream.read(8))
-        header: dict[str, Any] = json.loads(stream.read(length))
+    try:
+        with file.open("rb") as stream:
+            (length,) = struct.unpack("<Q", stream.read(8))
+            header: dict[str, Any] = json.loads(stream.read(length))
+    except (struct.error, ValueError) as error:
+        raise ModelDamaged(f"{file} is not a safetensors file") from error
     header.pop("__metadata__", None)
     return 8 + length, header
 
@@ -76,18 +81,49 @@ def read_header(file: Path) -> tuple[int, dict[str, Any]]:
 def read_tensors(
     files: Mapping[str, Path], wanted: Mapping[str, str], dtype: torch.dtype, device: torch.device
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield (new name, tensor) for every `wanted` stored name -> new name, cast one by one.
+    """Yield (new name, tensor) for every `wanted` stored name -> new name, cast to `dtype` on `device`.
 
-    Only one tensor is in memory twice at a time. A file that is not here raises ModelNotFound.
+    Beside the results PIECE_BYTES of memory are needed. A file that is not here raises ModelNotFound.
     """
+    headers: dict[Path, tuple[int, dict[str, Any]]] = {}
+    # one buffer for all: freeing it between tensors would leave holes in the heap
+    buffer = torch.empty(PIECE_BYTES, dtype=torch.uint8)
     for stored, name in wanted.items():
         path = files[stored]
-        if not path.is_file():
-            raise ModelNotFound(f"{path} is missing; it holds {stored}")
-        # opened anew for each: pages of a mapped file count as resident until it is closed
-        with safe_open(path, framework="pt") as file:
-            # a copy even without a cast: a view would keep the file mapped
-            yield name, file.get_tensor(stored).to(device=device, dtype=dtype, copy=True)
+        if path not in headers:
+            if not path.is_file():
+                raise ModelNotFound(f"{path} is missing; it holds {stored}")
+            headers[path] = read_header(path)
+        base, header = headers[path]
+        yield name, _read_tensor(path, base, header[stored], dtype, device, buffer)
+
+
+def _read_tensor(
+    path: Path, base: int, entry: dict[str, Any], dtype: torch.dtype, device: torch.device, buffer: Tensor
+) -> Tensor:
+    """One tensor, read piece by piece: a mapped file's pages would count as resident beside the copy."""
+    if entry["dtype"] not in DTYPES:
+        raise ModelUnsupported(f"{path} stores weights as {entry['dtype']}; supported: {', '.join(DTYPES)}")
+    stored = DTYPES[entry["dtype"]]
+    result = torch.empty(entry["shape"], dtype=dtype, device=device)
+    flat = result.view(-1)
+    pieces = buffer.view(stored)
+    with path.open("rb", buffering=0) as stream:
+        stream.seek(base + entry["data_offsets"][0])
+        for begin in range(0, flat.numel(), pieces.numel()):
+            piece = pieces[: flat.numel() - begin]
+            _fill(stream, piece, path)
+            flat[begin : begin + piece.numel()].copy_(piece)
+    return result
+
+
+def _fill(stream: RawIOBase, piece: Tensor, path: Path) -> None:
+    view = memoryview(piece.view(torch.uint8).numpy().data)
+    while view:
+        count = stream.readinto(view)
+        if not count:
+            raise ModelDamaged(f"{path} ends in the middle of a tensor")
+        view = view[count:]
 
 
 def check_shape(name: str, expected: torch.Size, found: torch.Size) -> None:
