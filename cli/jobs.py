@@ -59,9 +59,10 @@ def status_command(ctx: click.Context, batch: str | None, as_json: bool) -> None
 @click.option(
     "--state",
     "states",
+    metavar="STATE",
     multiple=True,
     type=click.Choice([status.value for status in BatchStatus]),
-    help="Only batches in this state; may be given several times.",
+    help="Only batches in this state, as validating, in_progress, completed; may be given several times.",
 )
 @json_option
 @database_option

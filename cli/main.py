@@ -118,6 +118,11 @@ def _settings_lines(error: Any) -> Iterator[str]:
         option = f"--{name.replace('_', '-')} (SHARDQ_{name.upper()})"
         if problem["type"] == "missing":
             yield f"{option} is not set"
+        elif problem["type"] == "value_error":
+            # Our own validators say it all; the input may hold a password.
+            yield str(problem["ctx"]["error"])
+        elif name.endswith("url"):
+            yield f"{option}: {problem['msg'].lower()}"
         else:
             yield f"{option}: {problem['msg'].lower()}, not {problem['input']!r}"
 

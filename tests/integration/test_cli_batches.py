@@ -1,0 +1,342 @@
+"""The batch commands against a real queue server and a real database."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+from cli.errors import ExitCode
+from relay.profile import Profile
+from storage.database import Database
+from storage.jobs import iterate_results
+from storage.outcomes import record_outcomes
+from storage.records import OutcomeRow
+from storage.states import JobState
+from tasks import keys
+from tasks.heads import register_profile
+from tests.cli_runner import Shardq, error_of
+from tests.redis_server import running_redis
+
+PROFILE = Profile("f" * 64, "float32", "none", "float32", False, 512)
+PROMPTS = b'{"custom_id": "a", "prompt": "one"}\n{"custom_id": "b", "prompt": "two"}\n'
+
+
+@pytest.fixture
+def run(tmp_path: Path, redis_url: str) -> Shardq:
+    return Shardq(tmp_path / "data", {"SHARDQ_BROKER_URL": redis_url})
+
+
+@pytest.fixture
+def client(redis_url: str) -> Iterator[redis.Redis]:
+    with redis.Redis.from_url(redis_url) as connection:
+        yield connection
+
+
+@pytest.fixture
+def served(client: redis.Redis) -> str:
+    register_profile(client, "tiny", PROFILE)
+    return "tiny"
+
+
+def end_jobs(run: Shardq, batch: str, *failing: str) -> None:
+    """Record an outcome for every job of a batch, as the bookkeeper does."""
+    with Database.open(run.database_url) as database:
+        outcomes = [outcome(job.id, failed=job.custom_id in failing) for job in iterate_results(database, batch)]
+        record_outcomes(database, outcomes)
+
+
+def outcome(job: str, *, failed: bool) -> OutcomeRow:
+    ends: dict[str, Any] = (
+        {"state": JobState.FAILED, "error_type": "context_length_exceeded", "error_message": "too long"}
+        if failed
+        else {"state": JobState.COMPLETED, "text": "Größe,\nzwei", "token_ids": (1, 2, 3), "finish_reason": "stop"}
+    )
+    figures = {"prompt_tokens": 4, "started_at": 1.0, "finished_at": 3.0, "decode_tps": 2.0, "rounds": 2}
+    return OutcomeRow(job=job, attempt=1, head="h", **ends, **figures, drafted=4, accepted=1)
+
+
+def submit(run: Shardq, data: bytes = PROMPTS, *options: str) -> str:
+    result = run("submit", *options, "-", stdin=data)
+    assert result.exit_code == ExitCode.OK, result.stderr
+    return result.stdout.strip()
+
+
+def test_a_submitted_file_stands_in_the_queue_when_the_command_returns(
+    run: Shardq, served: str, client: redis.Redis
+) -> None:
+    batch = submit(run)
+    assert batch.startswith("batch_")
+    assert client.llen(keys.queue(served)) == 2
+
+
+def test_a_file_and_stdin_are_the_same(run: Shardq, served: str, tmp_path: Path) -> None:
+    path = tmp_path / "prompts.jsonl"
+    path.write_bytes(PROMPTS)
+    result = run("submit", str(path), "--json")
+    assert result.exit_code == ExitCode.OK
+    assert json.loads(result.stdout)["request_counts"] == {"total": 2, "completed": 0, "failed": 0}
+
+
+def test_nothing_is_queued_for_a_file_with_a_bad_line(run: Shardq, served: str, client: redis.Redis) -> None:
+    result = run("submit", "-", stdin=PROMPTS + b"oops\n")
+    assert result.exit_code == ExitCode.USAGE
+    assert client.llen(keys.queue(served)) == 0
+    assert json.loads(run("list", "--json").stdout) == []
+
+
+def test_invalid_lines_are_left_out_and_counted(run: Shardq, served: str) -> None:
+    batch = submit(run, PROMPTS + b"oops\n", "--on-invalid", "skip")
+    status = json.loads(run("status", batch, "--json").stdout)
+    assert status["num_invalid_lines"] == 1
+    assert status["request_counts"]["total"] == 2
+
+
+def test_an_unknown_model_is_refused_with_the_served_ones(run: Shardq, served: str) -> None:
+    result = run("submit", "-", stdin=b'{"prompt": "a"}\n{"prompt": "b", "model": "huge"}\n')
+    assert result.exit_code == ExitCode.USAGE
+    assert error_of(result) == "Error: line 2: model: 'huge' is not served; served are: tiny"
+    assert json.loads(run("list", "--json").stdout) == []
+
+
+def test_lines_with_an_unknown_model_can_be_left_out(run: Shardq, served: str) -> None:
+    batch = submit(run, b'{"prompt": "a"}\n{"prompt": "b", "model": "huge"}\n', "--on-invalid", "skip")
+    assert json.loads(run("status", batch, "--json").stdout)["num_invalid_lines"] == 1
+
+
+def test_an_unknown_model_as_an_option_is_refused(run: Shardq, served: str) -> None:
+    result = run("submit", "--model", "huge", "-", stdin=PROMPTS)
+    assert result.exit_code == ExitCode.USAGE
+    assert "'huge' is not served" in error_of(result)
+
+
+def test_without_any_served_model_the_way_to_one_is_said(run: Shardq) -> None:
+    result = run("submit", "-", stdin=PROMPTS)
+    assert result.exit_code == ExitCode.USAGE
+    assert "shardq head --model" in error_of(result)
+
+
+def test_with_several_models_one_must_be_named(run: Shardq, served: str, client: redis.Redis) -> None:
+    register_profile(client, "other", PROFILE)
+    result = run("submit", "-", stdin=PROMPTS)
+    assert result.exit_code == ExitCode.USAGE
+    assert "name one with --model: other, tiny" in error_of(result)
+    submit(run, PROMPTS, "--model", "other")
+    assert client.llen(keys.queue("other")) == 2
+
+
+def test_the_same_name_and_file_is_the_same_batch(run: Shardq, served: str, client: redis.Redis) -> None:
+    first = submit(run, PROMPTS, "--name", "nightly")
+    again = run("submit", "--name", "nightly", "-", stdin=PROMPTS)
+    assert again.exit_code == ExitCode.OK
+    assert again.stdout.strip() == first
+    assert client.llen(keys.queue(served)) == 2
+
+
+def test_the_same_name_with_another_file_is_refused(run: Shardq, served: str) -> None:
+    submit(run, PROMPTS, "--name", "nightly")
+    result = run("submit", "--name", "nightly", "-", stdin=b'{"prompt": "other"}')
+    assert result.exit_code == ExitCode.ERROR
+    assert "nightly" in error_of(result)
+
+
+def test_an_unreachable_queue_server_is_one_line_and_nothing_is_written(run: Shardq) -> None:
+    result = run("submit", "-", stdin=PROMPTS, SHARDQ_BROKER_URL="redis://127.0.0.1:1/0")
+    assert result.exit_code == ExitCode.ERROR
+    assert "does not answer" in error_of(result)
+    assert json.loads(run("list", "--json").stdout) == []
+
+
+def test_a_queue_server_without_password_elsewhere_is_refused(run: Shardq) -> None:
+    result = run("submit", "-", stdin=PROMPTS, SHARDQ_BROKER_URL="redis://redis.example:6379/0")
+    assert result.exit_code == ExitCode.ERROR
+    assert "without a password" in error_of(result)
+
+
+def test_a_wrong_password_is_one_line_and_not_shown(run: Shardq, tmp_path: Path) -> None:
+    with running_redis(tmp_path / "locked", password="right") as server:
+        url = server.url.replace("right", "wrong-one")
+        result = run("submit", "-", stdin=PROMPTS, SHARDQ_BROKER_URL=url)
+    assert result.exit_code == ExitCode.ERROR
+    assert "wrong-one" not in error_of(result)
+    assert "refuses" in error_of(result)
+
+
+def test_a_directory_instead_of_a_file_is_one_line(run: Shardq, tmp_path: Path) -> None:
+    assert "directory" in error_of(run("submit", str(tmp_path))).lower()
+
+
+def test_an_open_batch_has_status_4_and_says_why_it_waits(run: Shardq, served: str) -> None:
+    batch = submit(run)
+    result = run("status", batch)
+    assert result.exit_code == ExitCode.UNFINISHED
+    assert "2 queued" in result.stdout
+    assert "no bookkeeper runs" in result.stderr
+    assert "no head is alive" in result.stderr
+
+
+def test_a_batch_is_found_by_name_and_by_the_beginning_of_its_id(run: Shardq, served: str) -> None:
+    batch = submit(run, PROMPTS, "--name", "nightly")
+    ids = {json.loads(run("status", reference, "--json").stdout)["id"] for reference in (batch, "nightly", batch[:10])}
+    assert ids == {batch}
+
+
+@pytest.mark.parametrize("command", ["status", "results"])
+def test_an_unknown_batch_is_one_line(run: Shardq, command: str) -> None:
+    result = run(command, "nothing")
+    assert result.exit_code == ExitCode.ERROR
+    assert "no batch 'nothing'" in error_of(result)
+
+
+def test_a_batch_whose_jobs_all_succeeded_has_status_0(run: Shardq, served: str) -> None:
+    batch = submit(run)
+    end_jobs(run, batch)
+    assert run("status", batch).exit_code == ExitCode.OK
+    assert run("results", batch).exit_code == ExitCode.OK
+
+
+def test_results_are_openai_batch_lines_in_input_order(run: Shardq, served: str) -> None:
+    batch = submit(run)
+    end_jobs(run, batch, "a")
+    result = run("results", batch)
+    assert result.exit_code == ExitCode.JOBS_FAILED
+    first, second = (json.loads(text) for text in result.stdout.splitlines())
+    assert first["custom_id"] == "a"
+    assert first["error"] == {"code": "context_length_exceeded", "message": "too long"}
+    assert second["response"]["body"]["choices"][0]["text"] == "Größe,\nzwei"
+    assert second["response"]["body"]["usage"]["completion_tokens"] == 3
+
+
+def test_failed_jobs_go_into_an_error_file(run: Shardq, served: str, tmp_path: Path) -> None:
+    batch = submit(run)
+    end_jobs(run, batch, "a")
+    out, errors = tmp_path / "out.jsonl", tmp_path / "errors.jsonl"
+    result = run("results", batch, "--output", str(out), "--errors", str(errors))
+    assert result.exit_code == ExitCode.JOBS_FAILED
+    assert result.stdout == ""
+    assert [json.loads(text)["custom_id"] for text in out.read_text().splitlines()] == ["b"]
+    assert [json.loads(text)["custom_id"] for text in errors.read_text().splitlines()] == ["a"]
+
+
+def test_csv_has_a_row_per_job_with_text_and_figures(run: Shardq, served: str) -> None:
+    batch = submit(run)
+    end_jobs(run, batch)
+    rows = list(csv.DictReader(io.StringIO(run("results", batch, "--format", "csv").stdout)))
+    assert [row["custom_id"] for row in rows] == ["a", "b"]
+    assert rows[0]["text"] == "Größe,\nzwei"
+    assert float(rows[0]["acceptance"]) == 0.25
+
+
+def test_the_table_fits_80_columns(run: Shardq, served: str) -> None:
+    batch = submit(run)
+    end_jobs(run, batch, "a")
+    lines = run("results", batch, "--format", "table").stdout.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert lines[0].split() == ["CUSTOM_ID", "END", "TOKENS", "TOK/S", "/ROUND", "ACC", "TEXT"]
+    assert "failed" in lines[1]
+    assert "25%" in lines[2]
+
+
+def test_results_of_an_open_batch_are_those_that_ended(run: Shardq, served: str) -> None:
+    batch = submit(run)
+    result = run("results", batch)
+    assert result.exit_code == ExitCode.UNFINISHED
+    assert result.stdout == ""
+    assert "2 of 2 jobs have not ended yet" in result.stderr
+
+
+def test_an_output_file_that_cannot_be_written_is_one_line(run: Shardq, served: str, tmp_path: Path) -> None:
+    batch = submit(run)
+    result = run("results", batch, "--output", str(tmp_path / "missing" / "out.jsonl"))
+    assert result.exit_code == ExitCode.ERROR
+    assert "cannot write" in error_of(result)
+
+
+def test_waiting_for_a_batch_that_has_ended_writes_its_results(run: Shardq, served: str, tmp_path: Path) -> None:
+    end_jobs(run, submit(run, PROMPTS, "--name", "nightly"), "b")
+    out = tmp_path / "out.csv"
+    result = run("submit", "--name", "nightly", "--wait", "--output", str(out), "-", stdin=PROMPTS)
+    assert result.exit_code == ExitCode.JOBS_FAILED
+    assert "2/2 done, 1 failed" in result.stderr
+    assert len(list(csv.DictReader(out.open(newline="")))) == 2
+
+
+def test_waiting_prints_the_batch_as_json_if_asked(run: Shardq, served: str) -> None:
+    end_jobs(run, submit(run, PROMPTS, "--name", "nightly"))
+    result = run("submit", "--name", "nightly", "--wait", "--json", "-", stdin=PROMPTS)
+    assert result.exit_code == ExitCode.OK
+    shown = json.loads(result.stdout)
+    assert shown["status"] == "completed"
+    assert shown["figures"]["completion_tokens"] == 6
+
+
+def test_the_list_shows_batches_newest_first_and_filters_by_state(run: Shardq, served: str) -> None:
+    first, second = submit(run), submit(run)
+    end_jobs(run, first)
+    assert [row["id"] for row in json.loads(run("list", "--json").stdout)] == [second, first]
+    completed = run("list", "--json", "--state", "completed")
+    assert [row["id"] for row in json.loads(completed.stdout)] == [first]
+    assert first in run("list").stdout
+
+
+def test_status_without_a_batch_shows_the_system(run: Shardq, served: str) -> None:
+    submit(run)
+    shown = json.loads(run("status", "--json").stdout)
+    assert shown["problem"] is None
+    assert shown["queued"] == {"tiny": 2}
+    assert shown["bookkeeper"] is False
+    assert len(shown["batches"]) == 1
+    assert "no head is alive" in run("status").stdout
+
+
+def test_status_without_a_queue_server_still_shows_the_batches(run: Shardq, served: str) -> None:
+    batch = submit(run)
+    result = run("status", SHARDQ_BROKER_URL="redis://127.0.0.1:1/0")
+    assert batch in result.stdout
+    assert "does not answer" in result.stderr
+
+
+def test_models_are_listed_and_forgotten(run: Shardq, served: str) -> None:
+    assert json.loads(run("models", "--json").stdout) == [{"name": "tiny", "profile": PROFILE.to_json(), "heads": []}]
+    assert "tiny" in run("models").stdout
+    assert run("models", "forget", "tiny").exit_code == ExitCode.OK
+    assert json.loads(run("models", "--json").stdout) == []
+    assert "no model 'tiny'" in error_of(run("models", "forget", "tiny"))
+
+
+def test_doctor_finds_the_servers_and_says_what_is_missing(run: Shardq, redis_url: str) -> None:
+    result = run("doctor", "--json", SHARDQ_RELAY_URL=redis_url)
+    findings = {finding["check"]: finding for finding in json.loads(result.stdout)}
+    assert result.exit_code == ExitCode.OK
+    assert findings["wire"]["grade"] == "ok"
+    assert findings["database"]["grade"] == "ok"
+    assert findings["bookkeeper"]["grade"] == "warning"
+    assert "shardq head" in findings["heads"]["text"]
+    assert "shardq tail" in findings["tails"]["text"]
+
+
+def test_doctor_fails_when_a_server_is_not_there(run: Shardq, redis_url: str) -> None:
+    result = run("doctor", SHARDQ_RELAY_URL="redis://127.0.0.1:1/0")
+    assert result.exit_code == ExitCode.ERROR
+    (line,) = [text for text in result.stdout.splitlines() if text.startswith("failed")]
+    assert "wire" in line
+    assert "SHARDQ_RELAY_URL" in line
+
+
+@pytest.mark.parametrize(("name", "grade"), [("missing", "failed"), ("empty", "failed"), ("whole", "ok")])
+def test_doctor_looks_at_a_models_files(run: Shardq, redis_url: str, tmp_path: Path, name: str, grade: str) -> None:
+    folder = tmp_path / name
+    if name != "missing":
+        folder.mkdir()
+    if name == "whole":
+        (folder / "config.json").write_text("{}")
+        (folder / "model.safetensors").write_bytes(b"x" * 10)
+    result = run("doctor", "--json", "--model", str(folder), SHARDQ_RELAY_URL=redis_url)
+    (finding,) = [item for item in json.loads(result.stdout) if item["check"] == "model"]
+    assert finding["grade"] == grade

@@ -1,0 +1,109 @@
+"""The command line as a whole: help, usage errors, settings."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+import pytest
+
+from cli.errors import ExitCode
+from cli.main import COMMANDS, shardq
+from cli.options import given
+from cli.workers import head_command, tail_command, worker_arguments
+from tests.cli_runner import Shardq, error_of
+from workers.settings import HeadSettings, TailSettings
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Shardq:
+    return Shardq(tmp_path / "data", {})
+
+
+def test_help_lists_every_command_within_80_columns(run: Shardq) -> None:
+    result = run("--help")
+    assert result.exit_code == 0
+    assert all(f"\n  {name} " in result.stdout for name in COMMANDS)
+    assert max(map(len, result.stdout.splitlines())) <= 80
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_of_every_command_fits_80_columns_and_shows_an_example(run: Shardq, name: str) -> None:
+    result = run(name, "--help")
+    assert result.exit_code == 0
+    assert max(map(len, result.stdout.splitlines())) <= 80
+    if name not in ("bookkeeper", "flower"):
+        assert f"\n  shardq {name}" in result.stdout
+
+
+def test_version_is_one_line(run: Shardq) -> None:
+    result = run("--version")
+    assert result.exit_code == 0
+    assert result.stdout.startswith("shardq ")
+    assert result.stdout.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["frobnicate"], "No such command 'frobnicate'"),
+        (["--frobnicate"], "No such option '--frobnicate'"),
+        (["submit"], "Missing argument 'FILE'"),
+        (["submit", "x", "--temperature", "warm"], "--temperature"),
+        (["submit", "x", "--on-invalid", "maybe"], "--on-invalid"),
+        (["list", "--limit", "0"], "--limit"),
+        (["head", "--dtype", "int4"], "--dtype"),
+    ],
+)
+def test_wrong_usage_is_one_line_that_names_the_way_to_help(run: Shardq, arguments: list[str], message: str) -> None:
+    result = run(*arguments)
+    assert result.exit_code == ExitCode.USAGE
+    assert message in error_of(result)
+    assert "--help`" in error_of(result)
+    assert len(result.stderr.splitlines()) == 1
+
+
+def test_a_bad_setting_is_named_with_its_option_and_variable(run: Shardq) -> None:
+    result = run("tail", SHARDQ_MODEL="m", SHARDQ_SLOTS="many")
+    assert result.exit_code == ExitCode.ERROR
+    assert "SHARDQ_SLOTS" in error_of(result)
+    assert "'many'" in error_of(result)
+
+
+def test_a_missing_model_is_said_before_anything_is_started(run: Shardq) -> None:
+    result = run("tail")
+    assert result.exit_code == ExitCode.ERROR
+    assert "--model (SHARDQ_MODEL) is not set" in error_of(result)
+
+
+def test_a_bad_database_address_does_not_show_its_password(run: Shardq) -> None:
+    result = run("list", SHARDQ_DATABASE_URL="mysql://user:secret@host/name")
+    assert result.exit_code == ExitCode.ERROR
+    assert "SHARDQ_DATABASE_URL" in error_of(result)
+    assert "secret" not in result.output
+
+
+@pytest.mark.parametrize(("command", "settings"), [(head_command, HeadSettings), (tail_command, TailSettings)])
+def test_every_setting_of_a_worker_is_an_option(
+    command: click.Command, settings: type[HeadSettings | TailSettings]
+) -> None:
+    options = {parameter.name for parameter in command.params}
+    assert set(settings.model_fields) <= options
+
+
+def test_options_of_up_reach_head_and_tail() -> None:
+    head, tail = worker_arguments(
+        {"model": "m", "dtype": "float16", "slots": 4, "draft_length": 0, "trust_remote_code": True, "lanes": None}
+    )
+    assert head == ("--dtype", "float16", "--slots", "4", "--draft-length", "0", "--trust-remote-code")
+    assert tail == ("--dtype", "float16", "--slots", "4", "--trust-remote-code")
+
+
+def test_options_that_are_not_given_are_left_to_the_settings() -> None:
+    assert given(a=None, b=0, c=False, d="") == {"b": 0, "c": False, "d": ""}
+
+
+def test_commands_complete_in_a_shell() -> None:
+    context = click.Context(shardq)
+    names = [item.value for item in shardq.shell_complete(context, "re")]
+    assert names == ["results"]

@@ -1,0 +1,156 @@
+"""`shardq submit --check`: every bad input that can be known from the file, and good ones that look odd."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cli.errors import ExitCode
+from tests.cli_runner import Shardq
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Shardq:
+    return Shardq(tmp_path / "data", {})
+
+
+def line(**values: Any) -> bytes:
+    return json.dumps(values).encode()
+
+
+BAD = {
+    "not JSON": (b"{prompt: 1}", "JSON object"),
+    "not an object": (b"[1, 2]", "JSON object"),
+    "no prompt": (line(max_tokens=3), "prompt"),
+    "prompt and messages": (line(prompt="a", messages=[{"role": "user", "content": "b"}]), "prompt"),
+    "prompt of the wrong type": (line(prompt=7), "prompt"),
+    "messages of the wrong type": (line(messages="hello"), "messages"),
+    "a message without a role": (line(messages=[{"content": "hello"}]), "role"),
+    "max_tokens of the wrong type": (line(prompt="a", max_tokens="many"), "max_tokens"),
+    "unknown parameter": (line(prompt="a", temprature=1), "temprature"),
+    "temperature out of range": (line(prompt="a", temperature=-1), "temperature"),
+    "top_p out of range": (line(prompt="a", top_p=1.5), "top_p"),
+    "max_tokens out of range": (line(prompt="a", max_tokens=0), "max_tokens"),
+    "invalid UTF-8": (b'{"prompt": "\xff"}', "UTF-8"),
+    "unsupported url": (
+        line(custom_id="a", method="POST", url="/v1/embeddings", body={"input": "x"}),
+        "/v1/embeddings",
+    ),
+    "stream": (line(prompt="a", stream=True), "stream"),
+    "several choices": (line(prompt="a", n=2), "n"),
+    "NaN": (b'{"prompt": "a", "temperature": NaN}', "NaN"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_bad_line_is_refused_with_its_number_and_field(run: Shardq, tmp_path: Path, name: str) -> None:
+    data, expected = BAD[name]
+    path = tmp_path / "prompts.jsonl"
+    path.write_bytes(line(prompt="good") + b"\n" + data + b"\n")
+    result = run("submit", "--check", str(path))
+    assert result.exit_code == ExitCode.USAGE
+    assert result.stdout == ""
+    (message,) = result.stderr.splitlines()
+    assert message.startswith("Error: line 2: ")
+    assert expected in message
+
+
+def test_a_repeated_custom_id_is_refused_and_names_the_first_line(run: Shardq) -> None:
+    data = line(prompt="a", custom_id="x") + b"\n" + line(prompt="b", custom_id="x")
+    result = run("submit", "--check", "-", stdin=data)
+    assert result.exit_code == ExitCode.USAGE
+    assert "line 2: custom_id" in result.stderr
+    assert "line 1" in result.stderr
+
+
+@pytest.mark.parametrize("data", [b"", b"\n\n", b"\xef\xbb\xbf"])
+def test_an_empty_file_is_refused(run: Shardq, data: bytes) -> None:
+    result = run("submit", "--check", "-", stdin=data)
+    assert result.exit_code == ExitCode.USAGE
+    assert "holds no request" in result.stderr
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\xef\xbb\xbf" + line(prompt="byte order mark"),
+        line(prompt="windows") + b"\r\n" + line(prompt="line ends") + b"\r\n",
+        line(prompt="no newline at the end"),
+        b"\n" + line(prompt="blank lines") + b"\n\n",
+        line(prompt="neutral", n=1, stream=False, presence_penalty=0, frequency_penalty=0.0, logit_bias={}),
+    ],
+)
+def test_odd_but_good_files_are_accepted(run: Shardq, data: bytes) -> None:
+    result = run("submit", "--check", "-", stdin=data)
+    assert result.exit_code == ExitCode.OK, result.stderr
+    assert "0 invalid lines" in result.stdout
+
+
+def test_all_bad_lines_are_reported_up_to_the_limit(run: Shardq) -> None:
+    data = b"\n".join([b"oops"] * 30)
+    result = run("submit", "--check", "--max-errors", "5", "-", stdin=data)
+    assert result.exit_code == ExitCode.USAGE
+    lines = result.stderr.splitlines()
+    assert [text.removeprefix("Error: ")[:7] for text in lines[:5]] == [f"line {n}:" for n in range(1, 6)]
+    assert lines[5:] == ["… and 25 more"]
+
+
+def test_invalid_lines_can_be_left_out(run: Shardq) -> None:
+    data = line(prompt="good") + b"\noops\n"
+    result = run("submit", "--check", "--on-invalid", "skip", "-", stdin=data)
+    assert result.exit_code == ExitCode.OK
+    assert result.stdout == "1 jobs, 1 invalid lines\n"
+    assert "line 2:" in result.stderr
+
+
+def test_a_file_without_a_single_good_line_is_refused_even_if_invalid_lines_are_skipped(run: Shardq) -> None:
+    result = run("submit", "--check", "--on-invalid", "skip", "-", stdin=b"oops\n")
+    assert result.exit_code == ExitCode.USAGE
+    assert "line 1:" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("--temperature", "-1"), ("--top-p", "7"), ("--max-tokens", "0"), ("--min-p", "2"), ("--top-k", "-9")],
+)
+def test_an_option_out_of_range_is_refused_by_its_name(run: Shardq, option: str, value: str) -> None:
+    result = run("submit", "--check", option, value, "-", stdin=line(prompt="a"))
+    assert result.exit_code == ExitCode.USAGE
+    assert result.stderr.startswith(f"Error: {option}: expected")
+
+
+def test_a_missing_file_is_one_line(run: Shardq, tmp_path: Path) -> None:
+    result = run("submit", "--check", str(tmp_path / "nowhere.jsonl"))
+    assert result.exit_code == ExitCode.ERROR
+    assert "No such file" in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+
+
+def test_output_without_wait_is_wrong_usage(run: Shardq) -> None:
+    result = run("submit", "--output", "out.jsonl", "-", stdin=line(prompt="a"))
+    assert result.exit_code == ExitCode.USAGE
+    assert "--wait" in result.stderr
+
+
+def test_a_check_touches_neither_database_nor_network(run: Shardq) -> None:
+    run("submit", "--check", "-", stdin=line(prompt="a"))
+    assert not run.data_dir.exists()
+
+
+def test_the_example_is_16_good_prompts_of_every_kind(run: Shardq) -> None:
+    path = EXAMPLES / "prompts.jsonl"
+    result = run("submit", "--check", str(path))
+    assert result.stdout == "16 jobs, 0 invalid lines\n"
+    rows = [json.loads(text) for text in path.read_text(encoding="utf-8").splitlines()]
+    bodies = [row.get("body", row) for row in rows]
+    systems = [m["content"] for body in bodies for m in body.get("messages", []) if m["role"] == "system"]
+    assert sum("prompt" in body for body in bodies) >= 4
+    assert sum(body.get("temperature", 1) > 0 and "seed" in body for body in bodies) >= 4
+    assert sum("stop" in body for body in bodies) >= 2
+    assert len(systems) >= 4
+    assert len(set(systems)) == 1

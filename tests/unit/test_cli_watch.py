@@ -1,0 +1,123 @@
+"""Rates, remaining time and the plain progress lines."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+
+from cli.output import duration, figure, first_words, percent, size
+from cli.submit import STALL_S, StallWatch
+from cli.ticker import Ticker
+from cli.watch import Pace, PlainDisplay, Snapshot
+from storage.records import Counts, Progress
+from storage.states import BatchStatus
+
+
+def report(completed: int, total: int, tokens: int, *, failed: int = 0, running: int = 0) -> Progress:
+    waiting = total - completed - failed - running
+    counts = Counts(waiting=waiting, running=running, completed=completed, failed=failed)
+    return Progress(BatchStatus.IN_PROGRESS, counts, tokens)
+
+
+def test_overall_speed_is_tokens_over_the_time_since_publication() -> None:
+    pace = Pace(started_at=100.0)
+    snapshot = pace.snapshot(110.0, report(1, 4, 50), None)
+    assert snapshot.tps_overall == pytest.approx(5.0)
+    assert snapshot.elapsed_s == 10.0
+
+
+def test_present_speed_is_that_of_the_last_seconds() -> None:
+    pace = Pace(started_at=0.0)
+    for second in range(100):
+        snapshot = pace.snapshot(float(second), report(0, 4, 1000 if second >= 95 else 0), None)
+    assert snapshot.tps_now == pytest.approx(1000 / 15)
+
+
+def test_what_the_heads_say_is_the_present_speed() -> None:
+    assert Pace(0.0).snapshot(1.0, report(0, 4, 0), 31.5).tps_now == 31.5
+
+
+def test_the_remaining_time_counts_only_what_ended_while_we_watched() -> None:
+    pace = Pace(started_at=0.0)
+    assert pace.snapshot(1000.0, report(50, 100, 0), None).eta_s is None
+    assert pace.snapshot(1010.0, report(60, 100, 0), None).eta_s == pytest.approx(40.0)
+
+
+def test_a_finished_batch_has_no_remaining_time() -> None:
+    assert Pace(0.0).snapshot(5.0, report(3, 4, 10, failed=1), None).eta_s == 0.0
+
+
+def test_plain_lines_come_at_most_every_five_seconds_and_always_at_the_end() -> None:
+    lines: list[str] = []
+    display = PlainDisplay(lines.append)
+    for second in range(12):
+        counts = Counts(running=12 - second, completed=second)
+        display.show(Snapshot(counts, 0, float(second), None, None, None))
+    display.show(Snapshot(Counts(completed=12), 0, 12.0, None, None, 0.0))
+    assert [line.split(" ")[0] for line in lines] == ["0/12", "5/12", "10/12", "12/12"]
+
+
+def test_plain_lines_are_rare_while_nothing_changes() -> None:
+    lines: list[str] = []
+    display = PlainDisplay(lines.append)
+    for second in range(120):
+        display.show(Snapshot(Counts(waiting=3), 0, float(second), None, None, None))
+    assert len(lines) == 2
+
+
+def test_a_stall_is_explained_once_per_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    said: list[str] = []
+    monkeypatch.setattr("cli.submit.look_around", lambda: None)
+    monkeypatch.setattr("cli.submit.why_nothing_moves", lambda system, counts: ["no head"])
+    watch = StallWatch(said.append, clock=lambda: now[0])
+    for _ in range(int(2.5 * STALL_S)):
+        watch(Counts(waiting=1))
+        now[0] += 1
+    assert said == ["no head", "no head"]
+
+
+def test_running_jobs_are_no_stall(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    said: list[str] = []
+    monkeypatch.setattr("cli.submit.why_nothing_moves", lambda system, counts: ["no head"])
+    watch = StallWatch(said.append, clock=lambda: now[0])
+    for _ in range(100):
+        watch(Counts(running=1))
+        now[0] += 1
+    assert said == []
+
+
+def test_short_work_shows_no_progress() -> None:
+    out = io.StringIO()
+    with Ticker("checking", 100, out) as ticker:
+        ticker.tick_bytes(50)
+    assert out.getvalue() == ""
+
+
+def test_long_work_shows_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cli.ticker.PATIENCE_S", 0.0)
+    out = io.StringIO()
+    with Ticker("checking", 2_000_000, out) as ticker:
+        ticker.tick_bytes(1_000_000)
+        ticker.tick_bytes(1_500_000)
+    assert out.getvalue() == "checking: 1.0 MB (50%)\n"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(None, "–"), (0.4, "0s"), (59.6, "1m00s"), (185, "3m05s"), (7800, "2h10m")]
+)
+def test_durations_read_as_people_say_them(seconds: float | None, text: str) -> None:
+    assert duration(seconds) == text
+
+
+def test_figures_without_a_value_are_a_dash() -> None:
+    assert figure(None) == "–"
+    assert figure(1234.56) == "1,234.6"
+    assert percent(1, 0) == "–"
+    assert percent(1, 3) == "33%"
+    assert size(999) == "999 B"
+    assert size(98_000_000) == "98.0 MB"
+    assert first_words("a\n b  c", 80) == "a b c"
+    assert first_words("abcdef", 4) == "abc…"
