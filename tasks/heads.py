@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import re
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -18,6 +19,8 @@ from tasks.errors import HeadIdTaken, ModelNameInvalid, ProfileMismatch
 PRESENCE_MS = 10_000
 #: seconds between two beats
 BEAT_S = 2.0
+#: messages put back per round trip
+RESTORED_AT_ONCE = 100
 
 # `:` would run into the priorities of another name's queue.
 _MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/@+-]{0,127}")
@@ -182,24 +185,38 @@ def oldest_unacked(client: redis.Redis, head_id: str | None) -> float | None:
     return float(oldest[0][1]) if oldest else None
 
 
-def restore_unacked(client: redis.Redis, head_id: str | None) -> int:
-    """Put every message this head took but did not acknowledge back where it is served next.
+def restore_unacked(client: redis.Redis, head_id: str | None, tags: Sequence[str] | None = None) -> int:
+    """Put messages this head took but did not acknowledge back where they are served next.
 
-    Each message moves atomically, and only if it is still there: concurrent restores and late
-    acknowledgements do no harm. For a head that starts, and for one whose presence lapsed. Returns the
-    number moved.
+    All of them, or those with these delivery tags. Each moves atomically, and only if it is still there:
+    concurrent restores and late acknowledgements do no harm. For a front that hands back, a head that starts,
+    and one whose presence lapsed. Three round trips and one more per `RESTORED_AT_ONCE`. Returns the number
+    moved.
     """
     unacked, index = keys.unacked(head_id), keys.unacked_index(head_id)
     taken: Any = client.zrange(index, 0, -1, withscores=True)
     taken_at: dict[Any, float] = dict(taken)
-    messages: dict[Any, Any] = client.hgetall(unacked)
-    moved = 0
+    messages = _unacked_messages(client, unacked, tags)
     # newest first, so that the oldest stands where the next one is taken
-    for tag in sorted(messages, key=lambda tag: taken_at.get(tag, 0.0), reverse=True):
-        message, _, routing_key = json.loads(messages[tag])
-        ready, body = _redelivered(message, routing_key)
-        moved += int(client.eval(_RESTORE, 3, unacked, index, ready, tag, body))
+    ordered = sorted(messages, key=lambda tag: taken_at.get(tag, 0.0), reverse=True)
+    moved = 0
+    for start in range(0, len(ordered), RESTORED_AT_ONCE):
+        pipeline = client.pipeline(transaction=False)
+        for tag in ordered[start : start + RESTORED_AT_ONCE]:
+            message, _, routing_key = json.loads(messages[tag])
+            ready, body = _redelivered(message, routing_key)
+            pipeline.eval(_RESTORE, 3, unacked, index, ready, tag, body)
+        moved += sum(int(done) for done in pipeline.execute())
     return moved
+
+
+def _unacked_messages(client: redis.Redis, unacked: str, tags: Sequence[str] | None) -> dict[Any, Any]:
+    """The stored messages by delivery tag (bytes): all, or those of `tags` that are there."""
+    if tags is None:
+        everything: dict[Any, Any] = client.hgetall(unacked)
+        return everything
+    values: Any = client.hmget(unacked, list(tags)) if tags else []
+    return {tag.encode(): value for tag, value in zip(tags, values, strict=True) if value is not None}
 
 
 def _text(value: bytes | str) -> str:

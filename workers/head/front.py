@@ -16,6 +16,7 @@ import sys
 import threading
 from typing import Any
 
+import redis
 from celery import bootsteps
 from celery.app import trace
 from celery.worker import state
@@ -29,7 +30,6 @@ from workers.head.channel_client import EngineClient, EngineUnreachable
 from workers.head.front_consumer import (
     EventPublisher,
     Gate,
-    Settlements,
     consumer_step,
     keep_refreshed,
     request_class,
@@ -37,9 +37,12 @@ from workers.head.front_consumer import (
 from workers.head.front_executor import Executor
 from workers.head.front_leases import Leases
 from workers.head.front_settings import FrontSettings
+from workers.head.front_settlements import Settlements
 
 logger = logging.getLogger(__name__)
 
+#: connections to the queue server opened in advance: over a far link each costs several round trips
+_WARM_CONNECTIONS = 3
 #: Linux: `prctl` option that names the signal a process gets when its parent dies
 _PR_SET_PDEATHSIG = 1
 
@@ -49,19 +52,20 @@ class Front:
 
     def __init__(self, settings: FrontSettings, tasks_settings: TaskSettings) -> None:
         head_id = tasks_settings.head_id or socket.gethostname()
-        client = connect(tasks_settings)
+        client = self._client = connect(tasks_settings)
         self._settings = settings
         self._gate = Gate(keys.queue(settings.model))
         self._events = EventPublisher()
-        self._settlements = Settlements()
+        self._settlements = Settlements(client, tasks_settings.head_id, self._gate.wake)
         authkey = bytes.fromhex(settings.authkey.get_secret_value())
         self._engine = EngineClient(settings.address, authkey, self._gate.set_open, self._lose_engine)
         self._executor = Executor(self._engine, client, Leases(client, head_id), head_id, self._send_progress)
-        keep_refreshed(client, tasks_settings.head_id, self._settlements)
+        keep_refreshed(self._settlements)
         self._hostname = f"{head_id}-{settings.index}@{socket.gethostname()}"
 
     def run(self) -> None:
         """Serve until `end`, a signal or the engine's end."""
+        threading.Thread(target=warm, args=(self._client,), name="warm", daemon=True).start()
         self._configure()
         trace.setup_worker_optimizations(app, self._hostname)
         worker = app.WorkController(
@@ -94,7 +98,7 @@ class Front:
             # restoring the count hangs on Celery's own acknowledgements, which a front does not use
             worker_enable_prefetch_count_reduction=False,
         )
-        app.tasks[NAME].Request = request_class(self._settlements, self._gate.wake)
+        app.tasks[NAME].Request = request_class(self._settlements)
         app.steps["worker"].add(grace_step(self))
         app.steps["consumer"].add(consumer_step(self._gate, self._events, self._settlements))
 
@@ -125,6 +129,18 @@ def grace_step(front: Front) -> type[Any]:
     return GraceStep
 
 
+def warm(client: redis.Redis) -> None:
+    """Open connections before the first job needs them."""
+    pool = client.connection_pool
+    try:
+        connections = [pool.get_connection() for _ in range(_WARM_CONNECTIONS)]
+    except redis.RedisError as error:
+        logger.info("connections not opened in advance: %s", error)
+        return
+    for connection in connections:
+        pool.release(connection)
+
+
 def die_with(parent: int) -> None:
     """Get SIGTERM when the head dies. Elsewhere than on Linux the closing socket alone tells."""
     if sys.platform == "linux":
@@ -138,6 +154,9 @@ def main() -> None:
     settings = FrontSettings()  # type: ignore[call-arg]
     die_with(settings.parent)
     logging.basicConfig(level=settings.log_level, format=f"%(levelname)s front {settings.index}: %(message)s")
+    # both warn of every message that is handed back
+    for name in ("celery.app.trace", "kombu.transport.virtual.base"):
+        logging.getLogger(name).setLevel(logging.ERROR)
     try:
         front = Front(settings, TaskSettings())
     except EngineUnreachable as error:

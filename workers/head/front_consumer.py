@@ -10,21 +10,17 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
 from typing import Any
 
 import redis
 from celery import bootsteps
 from celery.worker.request import Request
 
-from tasks import keys
 from tasks.app import VISIBILITY_TIMEOUT_S
-from workers.head.background import Background
+from workers.head.front_settlements import Settlements
 
 logger = logging.getLogger(__name__)
 
-#: threads that acknowledge and hand back; handing back takes three round trips per message
-SETTLE_THREADS = 4
 #: seconds that events are collected before they are published together
 EVENTS_S = 0.2
 #: events collected at most before the thread that brings one more publishes them itself
@@ -35,71 +31,24 @@ DRAIN_S = 10.0
 REFRESH_S = VISIBILITY_TIMEOUT_S / 4
 
 
-class Settlements:
-    """Messages taken from the queue until they are acknowledged or handed back. Thread-safe."""
-
-    def __init__(self) -> None:
-        self._background = Background("settle", SETTLE_THREADS)
-        self._lock = threading.Lock()
-        self._in_flight: set[str] = set()
-
-    def take(self, delivery_tag: str) -> None:
-        """A message was taken."""
-        with self._lock:
-            self._in_flight.add(delivery_tag)
-
-    def settle(self, delivery_tag: str, call: Callable[[], None]) -> None:
-        """Soon acknowledge, drop or hand back a message: `call` does it and waits for the queue server."""
-
-        def settle() -> None:
-            try:
-                call()
-            finally:
-                with self._lock:
-                    self._in_flight.discard(delivery_tag)
-
-        self._background.do(settle)
-
-    def in_flight(self) -> list[str]:
-        """Delivery tags of the messages not yet settled."""
-        with self._lock:
-            return list(self._in_flight)
-
-    def drain(self, timeout_s: float) -> bool:
-        """Wait for outstanding settlements; False if they take longer."""
-        return self._background.drain(timeout_s)
-
-
-def request_class(settlements: Settlements, wake: Callable[[], None]) -> type[Any]:
-    """Celery's `Request` with acknowledgements outside the consumer's loop.
-
-    `wake` turns that loop once: a settled message gives it credit to fetch another.
-    """
+def request_class(settlements: Settlements) -> type[Any]:
+    """Celery's `Request` with acknowledgements outside the consumer's loop."""
 
     class FrontRequest(Request):  # type: ignore[misc]
         def __init__(self, message: Any, **options: Any) -> None:
             super().__init__(message, **options)
-            settlements.take(message.delivery_tag)
+            settlements.take(message)
 
         def acknowledge(self) -> None:
             if not self.acknowledged:
                 self.acknowledged = True
-                message, errors = self.message, self.connection_errors
-                self._settle(lambda: message.ack_log_error(logger, errors))
+                settlements.settle(self.message, requeue=False)
 
         def reject(self, requeue: bool = False) -> None:
             if not self.acknowledged:
                 self.acknowledged = True
-                message, errors = self.message, self.connection_errors
-                self._settle(lambda: message.reject_log_error(logger, errors, requeue))
+                settlements.settle(self.message, requeue=requeue)
                 self.send_event("task-rejected", requeue=requeue)
-
-        def _settle(self, call: Callable[[], None]) -> None:
-            def settle() -> None:
-                call()
-                wake()
-
-            settlements.settle(self.message.delivery_tag, settle)
 
     return FrontRequest
 
@@ -134,24 +83,14 @@ class EventPublisher:
                 logger.exception("events not published")
 
 
-def refresh(client: redis.Redis, head_id: str | None, settlements: Settlements) -> None:
-    """Renew the claims on this front's messages in flight, if the claims still stand. One round trip."""
-    tags = settlements.in_flight()
-    if tags:
-        now = time.time()
-        client.zadd(keys.unacked_index(head_id), dict.fromkeys(tags, now), xx=True)
-
-
-def keep_refreshed(
-    client: redis.Redis, head_id: str | None, settlements: Settlements, interval_s: float = REFRESH_S
-) -> None:
-    """Start the daemon thread that refreshes every `interval_s`."""
+def keep_refreshed(settlements: Settlements, interval_s: float = REFRESH_S) -> None:
+    """Start the daemon thread that renews the claims on messages in flight every `interval_s`."""
 
     def work() -> None:
         while True:
             time.sleep(interval_s)
             try:
-                refresh(client, head_id, settlements)
+                settlements.refresh()
             except redis.RedisError as error:
                 logger.warning("claims on messages not renewed: %s", error)
 
@@ -178,6 +117,10 @@ class Gate:
 
     def attach(self, consumer: Any) -> None:
         """Guard this consumer, in its own thread: it has just connected and not read yet."""
+        # Declared whether open or not: only to a declared queue can a message be put back. Opening later then
+        # waits for no round trip.
+        consumer.add_task_queue(self._queue_name)
+        consumer.task_consumer.auto_declare = False
         self._consumer = consumer
         self._apply()
 

@@ -41,9 +41,7 @@ class Registry(Generic[W]):
     the oldest forgotten first once there are too many or they are too large together.
     """
 
-    def __init__(
-        self, max_finished: int = MAX_FINISHED, max_finished_bytes: int = MAX_FINISHED_BYTES
-    ) -> None:
+    def __init__(self, max_finished: int = MAX_FINISHED, max_finished_bytes: int = MAX_FINISHED_BYTES) -> None:
         self._max_finished = max_finished
         self._max_finished_bytes = max_finished_bytes
         self._lock = threading.Lock()
