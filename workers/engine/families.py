@@ -65,12 +65,12 @@ FAMILIES: dict[str, Family] = {
 }
 
 
-def family_of(config: PreTrainedConfig) -> Family:
-    """The facts about a text config's family; ModelUnsupported if its type is not on the list."""
-    family = FAMILIES.get(config.model_type)
+def family_of(model_type: str | None) -> Family:
+    """The facts about a text model's type; ModelUnsupported if it is not on the list."""
+    family = None if model_type is None else FAMILIES.get(model_type)
     if family is None:
         allowed = ", ".join(sorted(FAMILIES))
-        raise ModelUnsupported(f"model type {config.model_type!r} is not supported; supported: {allowed}")
+        raise ModelUnsupported(f"model type {model_type!r} is not supported; supported: {allowed}")
     return family
 
 

@@ -6,6 +6,7 @@ which the wanted tensors are read one by one under shifted layer numbers.
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -95,13 +96,15 @@ def load_config(directory: Path | str) -> PreTrainedConfig:
     if not (path / "config.json").is_file():
         raise ModelNotFound(f"{path} has no config.json")
     try:
-        config: PreTrainedConfig = AutoConfig.from_pretrained(path, local_files_only=True)
-    except (ValueError, KeyError, OSError) as error:
-        raise ModelUnsupported(f"{path}/config.json cannot be read: {error}") from error
+        content = json.loads((path / "config.json").read_text(encoding="utf-8"))
+        family_of(content.get("text_config", content).get("model_type"))
+        if "quantization_config" in content:
+            raise ModelUnsupported(f"{path} is quantised already; shardq reads unquantised weights")
+        config: PreTrainedConfig = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+    except (ValueError, KeyError, AttributeError, OSError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise ModelUnsupported(f"{path}/config.json cannot be read: {reason}") from error
     text: PreTrainedConfig = config.get_text_config(decoder=True)
-    family_of(text)
-    if "quantization_config" in config.to_dict():
-        raise ModelUnsupported(f"{path} is quantised already; shardq reads unquantised weights")
     return text
 
 
@@ -139,7 +142,7 @@ def _plan(
     attention: Attention | None,
 ) -> _Plan:
     config = load_config(directory)
-    family = family_of(config)
+    family = family_of(config.model_type)
     _check_position_scaling(config, capacity)
     files = checkpoint.tensor_files(Path(directory))
     return _Plan(
@@ -216,7 +219,7 @@ def _load_base(
     # buffers such as rotary frequencies are not in the checkpoint, so they must be computed for real
     with init_empty_weights(include_buffers=False):
         base: Any = AutoModel.from_config(  # type: ignore[no-untyped-call]
-            short, attn_implementation=implementation
+            short, attn_implementation=implementation, trust_remote_code=False
         )
     if not embeddings:
         base.embed_tokens = nn.Identity()

@@ -79,7 +79,7 @@ def resolve(
     ModelUnsupported, ModelDamaged, SplitInvalid.
     """
     path = Path(model).expanduser()
-    if path.is_dir():
+    if model and path.is_dir():
         return _described(path, split)
     if path.suffix == ".gguf":
         return _described(convert_once(path, cache or CacheSettings().directory, progress), split)

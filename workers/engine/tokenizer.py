@@ -17,11 +17,13 @@ def load_tokenizer(directory: Path | str) -> PreTrainedTokenizerBase:
     if not path.is_dir():
         raise ModelNotFound(f"model directory {path} does not exist")
     try:
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(path, local_files_only=True)
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+            path, local_files_only=True, trust_remote_code=False
+        )
     except OSError as error:
-        raise ModelNotFound(f"{path} has no tokenizer that can be read: {error}") from error
+        raise ModelNotFound(f"{path} has no tokenizer that can be read: {_first_line(error)}") from error
     except (ValueError, KeyError) as error:
-        raise ModelUnsupported(f"the tokenizer in {path} is not supported: {error}") from error
+        raise ModelUnsupported(f"the tokenizer in {path} is not supported: {_first_line(error)}") from error
     return tokenizer
 
 
@@ -32,6 +34,10 @@ def generation_eos(directory: Path | str) -> tuple[int, ...]:
         if ids:
             return ids
     return ()
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0]
 
 
 def _read_json(path: Path) -> dict[str, Any]:

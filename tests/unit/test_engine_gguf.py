@@ -1,0 +1,88 @@
+"""GGUF files: exact weights, a right tokenizer, clear refusals."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.gguf_models import write_gguf
+from tests.models import tiny_model
+from workers.engine import gguf
+from workers.engine.loader import load_config, load_whole
+from workers.engine.tokenizer import generation_eos, load_tokenizer
+from workers.errors import ModelDamaged, ModelUnsupported
+
+
+def converted(tmp_path: Path, origin: Path, **fields: str) -> Path:
+    target = tmp_path / "converted"
+    target.mkdir()
+    gguf.convert(write_gguf(tmp_path / "model.gguf", origin, **fields), target)
+    return target
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
+def test_a_converted_model_is_the_one_that_was_written(tmp_path: Path, family: str, tied: bool) -> None:
+    origin = tiny_model(tmp_path / "origin", family, tied=tied)
+    directory = converted(tmp_path, origin)
+    before, after = load_file(origin / "model.safetensors"), load_file(directory / "model.safetensors")
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    capacity = {"slots": 1, "max_length": 16, "max_query": 16}
+    where = (torch.tensor([[1, 2, 3, 4]]), torch.tensor([0]), torch.tensor([0]))
+    expected, found = (load_whole(path, **capacity).forward(*where) for path in (origin, directory))
+    torch.testing.assert_close(found, expected, atol=1e-6, rtol=0)
+    assert load_config(directory).tie_word_embeddings is tied
+    assert generation_eos(directory) == (258,)
+
+
+def test_large_models_are_spread_over_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gguf, "SHARD_BYTES", 100_000)
+    origin = tiny_model(tmp_path / "origin")
+    directory = converted(tmp_path, origin)
+    weight_map = json.loads((directory / "model.safetensors.index.json").read_text())["weight_map"]
+    assert len(set(weight_map.values())) > 2
+    assert weight_map.keys() == load_file(origin / "model.safetensors").keys()
+    load_whole(directory, slots=1, max_length=16, max_query=4)
+
+
+def test_the_tokenizer_splits_digits_and_adds_nothing(tmp_path: Path) -> None:
+    tokenizer = load_tokenizer(converted(tmp_path, tiny_model(tmp_path / "origin")))
+    assert (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id) == (256, 258, 256)
+    tokens = tokenizer.convert_ids_to_tokens(tokenizer("ab 12<|im_end|>")["input_ids"])
+    assert tokens == ["ab", "Ġ", "1", "2", "<|im_end|>"]
+    assert tokenizer.apply_chat_template([{"role": "user", "content": "hi"}], tokenize=False) == "hi"
+
+
+def test_unknown_architectures_and_tokenizers_are_refused_by_name(tmp_path: Path) -> None:
+    origin = tiny_model(tmp_path / "origin")
+    file = write_gguf(tmp_path / "model.gguf", origin, pre="klingon")
+    with pytest.raises(
+        ModelUnsupported, match="'klingon' is not supported; supported: gpt-2, llama-bpe, qwen2, smollm"
+    ):
+        gguf.build_tokenizer(gguf.GGUFFile.open(file))
+    scaled = write_gguf(tmp_path / "scaled.gguf", origin, llama__rope__scaling__type="yarn")
+    with pytest.raises(ModelUnsupported, match="scales positions"):
+        gguf.model_config(gguf.GGUFFile.open(scaled))
+
+
+def test_an_architecture_outside_the_list_is_refused(tmp_path: Path) -> None:
+    from gguf import GGUFWriter
+
+    writer = GGUFWriter(tmp_path / "model.gguf", "mamba")
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    with pytest.raises(ModelUnsupported, match="'mamba' is not supported; supported: llama, qwen2, qwen3"):
+        gguf.model_config(gguf.GGUFFile.open(tmp_path / "model.gguf"))
+
+
+def test_a_file_that_is_no_gguf_is_damaged(tmp_path: Path) -> None:
+    file = tmp_path / "model.gguf"
+    file.write_bytes(b"something else entirely, long enough to be read as a header")
+    with pytest.raises(ModelDamaged, match="not a readable GGUF"):
+        gguf.GGUFFile.open(file)
