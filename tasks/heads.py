@@ -190,8 +190,7 @@ def restore_unacked(client: redis.Redis, head_id: str | None, tags: Sequence[str
 
     All of them, or those with these delivery tags. Each moves atomically, and only if it is still there:
     concurrent restores and late acknowledgements do no harm. For a front that hands back, a head that starts,
-    and one whose presence lapsed. Three round trips and one more per `RESTORED_AT_ONCE`. Returns the number
-    moved.
+    and one whose presence lapsed. Two round trips and one per `RESTORED_AT_ONCE`. Returns the number moved.
     """
     unacked, index = keys.unacked(head_id), keys.unacked_index(head_id)
     taken: Any = client.zrange(index, 0, -1, withscores=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 
 import redis
 
@@ -68,7 +69,7 @@ class Leases:
     def _renew(self) -> None:
         while True:
             # held leases are renewed until the process ends: jobs may run on during the grace period
-            threading.Event().wait(RENEW_S)
+            time.sleep(RENEW_S)
             with self._lock:
                 held = list(self._held)
             try:
