@@ -33,7 +33,8 @@ from relay.messages import (
     VoidReason,
 )
 from relay.transport import Received
-from tasks.generation import FinishReason, GenerationRequest, GenerationTask, Outcome
+from tasks.generation import FinishReason, GenerationRequest, GenerationTask
+from tests.pair import Line, Outcomes
 from workers.head.courier import Courier
 from workers.head.drafters import DraftRow, Proposal
 from workers.head.engine import HeadEngine
@@ -153,36 +154,6 @@ class Ended:
         return FinishReason.LENGTH if len(self.tokens) == self.max_tokens else None
 
 
-class Line(deque[Job]):
-    """Jobs on their way to an engine."""
-
-    def take(self) -> Job | None:
-        return self.popleft() if self else None
-
-    @property
-    def num_waiting(self) -> int:
-        return len(self)
-
-
-class Outcomes:
-    """Collects what becomes of jobs."""
-
-    def __init__(self) -> None:
-        self.finished: dict[str, Outcome] = {}
-        self.begun: list[str] = []
-
-    def started(self, task_id: str) -> None:
-        self.begun.append(task_id)
-
-    def progress(self, task_id: str, num_tokens: int, tps: float | None) -> None: ...
-
-    def finish(self, task_id: str, outcome: Outcome) -> None:
-        assert task_id not in self.finished
-        self.finished[task_id] = outcome
-
-    def hand_back(self, task_id: str) -> None: ...
-
-
 class BadWire:
     """A link on a simulated clock; every frame may be lost, doubled, delayed, and old ones come again."""
 
@@ -266,6 +237,7 @@ def test_every_text_is_the_models_own_whatever_the_wire_does_to_frames(
         Line(job(number, prompt, max_tokens) for number, (prompt, max_tokens) in enumerate(jobs)),
         outcomes,
         head_id="h",
+        slots=slots,
         draft_length=draft_length,
         lanes=lanes,
         prefill_chunk=6,
@@ -301,6 +273,7 @@ def test_a_perfect_drafter_on_a_good_wire_commits_a_full_draft_and_one_token_eve
         Line([job(0, [1, 2, 3], 1 + 5 * 4)]),
         outcomes,
         head_id="h",
+        slots=1,
         draft_length=4,
         lanes=1,
         prefill_chunk=64,

@@ -81,6 +81,11 @@ class EngineServer:
         with self._lock:
             return len(self._fronts)
 
+    @property
+    def consuming(self) -> bool:
+        """Whether the fronts take messages now."""
+        return self._consuming
+
     def live(self) -> tuple[str, ...]:
         """Ids of the tasks delivered and not yet ended."""
         return self._registry.live()

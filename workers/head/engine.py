@@ -80,6 +80,7 @@ class HeadEngine:
         report: Report,
         *,
         head_id: str,
+        slots: int,
         draft_length: int,
         lanes: int,
         prefill_chunk: int,
@@ -93,7 +94,7 @@ class HeadEngine:
         self._wire_dtype = wire_dtype
         self._source = source
         self._scheduler = Scheduler(
-            slots=shard.slots, lanes=lanes, prefill_chunk=prefill_chunk, prefill_credit=PREFILL_CREDIT
+            slots=slots, lanes=lanes, prefill_chunk=prefill_chunk, prefill_credit=PREFILL_CREDIT
         )
         self._courier: Courier | None = None
         self._compute_s: dict[int, tuple[float, float]] = {}  # frame number -> seconds (draft, head)

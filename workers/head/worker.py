@@ -87,28 +87,36 @@ def _assembled(settings: HeadSettings, served: ServedModel, client: redis.Redis)
             intake,
             server,
             head_id=settings.head_id,
+            slots=settings.slots,
             draft_length=settings.draft_length,
             lanes=settings.lanes,
             prefill_chunk=settings.prefill_chunk,
             wire_dtype=served.profile.wire_dtype,
         )
-        fronts = Fronts(
-            settings,
-            address,
-            authkey,
-            model=settings.served_name,
-            count=settings.fronts,
-            concurrency_total=concurrency(settings.slots),
-            grace_s=settings.grace_s,
-        )
-        worker = HeadWorker(engine, server, fronts)
-        try:
-            identity = Identity(settings.head_id, settings.served_name, served.profile, settings.slots)
-            with closing(Presence(client, identity, worker.load)):
-                yield worker
-        finally:
-            engine.hand_back_all()
-            fronts.close()
+
+        def load() -> Load:
+            stats = engine.stats()
+            return Load(server.live(), server.consuming, stats.running, stats.tokens_per_s)
+
+        identity = Identity(settings.head_id, settings.served_name, served.profile, settings.slots)
+        # The fronts close before the presence ends: what they hand back needs no restoring by others.
+        with closing(Presence(client, identity, load)), closing(_fronts(settings, address, authkey)) as fronts:
+            try:
+                yield HeadWorker(engine, server, fronts)
+            finally:
+                engine.hand_back_all()
+
+
+def _fronts(settings: HeadSettings, address: str, authkey: bytes) -> Fronts:
+    return Fronts(
+        settings,
+        address,
+        authkey,
+        model=settings.served_name,
+        count=settings.fronts,
+        concurrency_total=concurrency(settings.slots),
+        grace_s=settings.grace_s,
+    )
 
 
 def load_drafter(settings: HeadSettings, served: ServedModel) -> Drafter:
@@ -134,12 +142,6 @@ class HeadWorker:
         self._engine = engine
         self._server = server
         self._fronts = fronts
-        self._consuming = False
-
-    def load(self) -> Load:
-        """What the head works on now; any thread may ask."""
-        stats = self._engine.stats()
-        return Load(self._server.live(), self._consuming, stats.running, stats.tokens_per_s)
 
     def serve(self, search: TailSearch, stop: threading.Event, tail_timeout_s: float | None) -> None:
         """Take jobs whenever there is a tail, until `stop` is set. Raises NoTail if none comes in time."""
@@ -155,14 +157,14 @@ class HeadWorker:
         log.info("epoch %d on tail %s: taking jobs", session.lease.epoch, session.lease.tail.tail)
         try:
             self._engine.open(Courier(session.link))
-            self._consume(True)
+            self._server.set_consuming(True)
             while not stop.is_set():
                 self._step(session)
             self._drain(session)
         except LinkLost as error:
             log.warning("lost tail %s: %s", session.lease.tail.tail, error)
         finally:
-            self._consume(False)
+            self._server.set_consuming(False)
             session.close()
 
     def _step(self, session: Session) -> None:
@@ -172,7 +174,7 @@ class HeadWorker:
 
     def _drain(self, session: Session) -> None:
         """Let the running jobs finish within the grace period; the fronts hand the rest back."""
-        self._consume(False)
+        self._server.set_consuming(False)
         drain = threading.Thread(target=self._fronts.close, name="drain", daemon=True)
         drain.start()
         while drain.is_alive():
@@ -186,7 +188,3 @@ class HeadWorker:
             self._engine.hand_back_all()
             session = search.wait(stop, None)
         return session
-
-    def _consume(self, on: bool) -> None:
-        self._consuming = on
-        self._server.set_consuming(on)

@@ -1,0 +1,85 @@
+"""What parity is tested on: prompts, sampling settings, and the ways a job may be run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product
+from typing import NamedTuple
+
+from tasks.generation import GenerationRequest
+
+#: rounding differs between shapes by up to 9e-5 of a logit in float32; texts that depend on less than this are no test
+MIN_GAP = 1e-3
+
+_CHATS = (
+    "Name three fruits and a colour for each.",
+    "Write a short poem about the sea.",
+    "What is the capital of France? Answer in one sentence.",
+    "Explain to a child why the sky is blue.",
+    "List the numbers from 1 to 12.",
+    "Write a Python function that reverses a string.",
+    "Translate to French: good morning, my friend.",
+    "How do I boil an egg?",
+    "Tell me a joke about computers.",
+    "Summarise: the cat sat on the mat, then it slept all day.",
+    "What is 12 + 30?",
+    "Repeat three times: red, green, blue.",
+)
+_TEXTS = (
+    "Once upon a time, in a small village by the river,",
+    "The three most important inventions of the last century are",
+    "def fibonacci(n):\n    ",
+    "Dear Sir or Madam,\n\nI am writing to",
+    "Ingredients: 200 g flour, 100 g sugar, 2 eggs.\n\nMethod:",
+    "In 1492, Columbus",
+    "Q: What is the largest planet?\nA:",
+    "1, 2, 4, 8, 16,",
+    "The difference between a frog and a toad is",
+    "<html>\n<head>\n<title>",
+    "Monday, Tuesday, Wednesday,",
+    "It was a dark and stormy night, and",
+)
+
+
+def greedy_requests(max_tokens: int) -> list[GenerationRequest]:
+    """24 prompts, half of them chats, decoded greedily."""
+    chats = [
+        GenerationRequest(None, ({"role": "user", "content": text},), 0, max_tokens, temperature=0.0) for text in _CHATS
+    ]
+    texts = [GenerationRequest(text, None, 0, max_tokens, temperature=0.0) for text in _TEXTS]
+    return [request for pair in zip(chats, texts, strict=True) for request in pair]
+
+
+def sampled_requests(max_tokens: int, *, first_seed: int = 100) -> list[GenerationRequest]:
+    """The same prompts with seeds of their own, under every filter and without."""
+    settings: tuple[dict[str, float], ...] = (
+        {"temperature": 1.0},
+        {"temperature": 0.7, "top_p": 0.9},
+        {"temperature": 1.3, "top_k": 20},
+        {"temperature": 0.8, "min_p": 0.05, "top_k": 50, "top_p": 0.95},
+    )
+    return [
+        replace(request, seed=first_seed + number, **settings[number % len(settings)])
+        for number, request in enumerate(greedy_requests(max_tokens))
+    ]
+
+
+class Way(NamedTuple):
+    """One way to run the same jobs."""
+
+    drafter: str
+    draft_length: int
+    concurrency: int
+
+
+#: "model" is a copy of the target cut short, "self" the target
+DRAFTERS = ("none", "ngram", "model", "self")
+DRAFT_LENGTHS = (0, 1, 4, 8)
+CONCURRENCIES = (1, 8)
+EVERY_WAY = [Way(*way) for way in product(DRAFTERS, DRAFT_LENGTHS, CONCURRENCIES)]
+#: every pair of values of any two of the three occurs
+PAIRWISE_WAYS = [
+    Way(drafter, length, CONCURRENCIES[(number + index) % 2])
+    for number, drafter in enumerate(DRAFTERS)
+    for index, length in enumerate(DRAFT_LENGTHS)
+]
