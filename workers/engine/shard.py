@@ -71,6 +71,14 @@ class Half:
             device=self.device,
         )
 
+    @property
+    def num_weight_bytes(self) -> int:
+        """Bytes of the weights, without the cache."""
+        return sum(parameter.nbytes for parameter in self._weights())
+
+    def _weights(self) -> list[Tensor]:
+        return list(self._base.parameters())
+
     @torch.inference_mode()
     def copy_slot(self, source: int, destination: int, length: int) -> None:
         """Make the first `length` positions of `destination` those of `source`."""
@@ -125,6 +133,11 @@ class _WithLMHead(Half):
     ) -> None:
         super().__init__(base, config, family, capacity, eager=eager)
         self._lm_head = lm_head
+
+    def _weights(self) -> list[Tensor]:
+        weights = super()._weights()
+        tied = any(weight.data_ptr() == self._lm_head.weight.data_ptr() for weight in weights)
+        return weights if tied else [*weights, self._lm_head.weight]
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
