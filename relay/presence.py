@@ -233,9 +233,7 @@ class RedisLease:
         before = time.monotonic()
         names = _lease_keys(self._tail.tail)
         with self._connections.translated():
-            going_on = self._renew_script(
-                keys=names, args=[self._token, int(self._ttl_s * 1000), EPOCH_TTL_S]
-            )
+            going_on = self._renew_script(keys=names, args=[self._token, int(self._ttl_s * 1000), EPOCH_TTL_S])
         # a lease that lapsed here stays lapsed, whatever the server says later
         if going_on == 1 and self.held():
             self._renewed_at = before
@@ -275,11 +273,7 @@ def living_tails(connections: Connections) -> list[TailInfo]:
         found = {key.decode() for key in client.scan_iter(match=keys.TAILS_PATTERN, count=1000)}
         names = sorted(key for key in found if keys.is_presence(key))
         values = cast("list[bytes | None]", client.mget(names)) if names else []
-    tails = [
-        (name.removeprefix(keys.presence("")), value)
-        for name, value in zip(names, values, strict=True)
-        if value
-    ]
+    tails = [(name.removeprefix(keys.presence("")), value) for name, value in zip(names, values, strict=True) if value]
     presences = [Presence.from_json(tail, value) for tail, value in tails]
     return [presence.tail for presence in presences if presence is not None]
 

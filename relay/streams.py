@@ -124,9 +124,7 @@ class RedisRelay:
     Every method may raise `RelayUnreachable` (try later) or `RelayRefused` (do not).
     """
 
-    def __init__(
-        self, url: str, *, allow_insecure: bool = False, settings: RelaySettings | None = None
-    ) -> None:
+    def __init__(self, url: str, *, allow_insecure: bool = False, settings: RelaySettings | None = None) -> None:
         """Raises `RelayRefused` for an address that `guard.check_url` refuses. `settings.url` is not used."""
         check_url(url, allow_insecure)
         self._settings = settings or RelaySettings()
@@ -234,9 +232,7 @@ class RedisRelay:
         with self._connections.translated():
             reply = self._connections.client.xread(streams, block=block_ms)  # type: ignore[arg-type]
         found = cast("list[tuple[bytes, list[tuple[bytes, dict[bytes, bytes]]]]]", reply or [])
-        return [
-            (entry_id, fields.get(FRAME_FIELD, b"")) for _, entries in found for entry_id, fields in entries
-        ]
+        return [(entry_id, fields.get(FRAME_FIELD, b"")) for _, entries in found for entry_id, fields in entries]
 
     def _create_streams(self, names: list[str]) -> None:
         with self._connections.translated(), self._connections.client.pipeline(transaction=False) as pipeline:
@@ -248,9 +244,7 @@ class RedisRelay:
     def _send_hello(self, tail: str, hello: Hello) -> None:
         key = keys.hello(tail)
         with self._connections.translated(), self._connections.client.pipeline(transaction=False) as pipeline:
-            pipeline.xadd(
-                key, {FRAME_FIELD: encode(hello)}, id=f"{hello.epoch}-0", maxlen=1, approximate=False
-            )
+            pipeline.xadd(key, {FRAME_FIELD: encode(hello)}, id=f"{hello.epoch}-0", maxlen=1, approximate=False)
             pipeline.expire(key, self._settings.stream_ttl_s)
             _execute_newest(pipeline)
 

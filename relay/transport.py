@@ -9,7 +9,6 @@ from typing import Generic, Protocol, TypeVar
 from relay.messages import Downward, Hello, Upward
 from relay.profile import Profile
 
-
 M = TypeVar("M")
 
 

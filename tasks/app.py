@@ -29,9 +29,7 @@ class ShardqCelery(Celery):  # type: ignore[misc]
 
 def make_app(settings: TaskSettings) -> ShardqCelery:
     """The application for these settings. The queue server is not contacted yet."""
-    app = ShardqCelery(
-        "shardq", broker=settings.broker_url, backend=settings.broker_url, set_as_current=False
-    )
+    app = ShardqCelery("shardq", broker=settings.broker_url, backend=settings.broker_url, set_as_current=False)
     app.conf.update(_configuration(settings))
     register(app)
     return app

@@ -61,9 +61,7 @@ def acquire(client: redis.Redis, task_id: str, head_id: str, ttl_ms: int = LEASE
     return take(client, keys.job(task_id), _holder(head_id), ttl_ms)
 
 
-def renew(
-    client: redis.Redis, task_ids: Sequence[str], head_id: str, ttl_ms: int = LEASE_MS
-) -> dict[str, LeaseState]:
+def renew(client: redis.Redis, task_ids: Sequence[str], head_id: str, ttl_ms: int = LEASE_MS) -> dict[str, LeaseState]:
     """Extend these leases in one round trip. A lapsed one that nobody took is taken again (HELD)."""
     if not task_ids:
         return {}

@@ -34,9 +34,7 @@ _CHUNK = 500
 class Reconciler:
     """Remembers, from scan to scan, which jobs were missing."""
 
-    def __init__(
-        self, database: Database, client: redis.Redis, publisher: Publisher, interval_s: float
-    ) -> None:
+    def __init__(self, database: Database, client: redis.Redis, publisher: Publisher, interval_s: float) -> None:
         self._database = database
         self._client = client
         self._publisher = publisher
@@ -61,11 +59,7 @@ class Reconciler:
     def _missing(self) -> dict[str, InFlightJob]:
         """The jobs that should be under way and show no sign of life now, by task id."""
         names = model_names(self._client, self._database)
-        missing = {
-            f"{job.id}.{job.attempt}": job
-            for name in names
-            for job in queued_or_running(self._database, name)
-        }
+        missing = {f"{job.id}.{job.attempt}": job for name in names for job in queued_or_running(self._database, name)}
         # In the order in which a job moves: one that moves on meanwhile is still seen at its next place.
         for task_id in chain(self._queued_ids(names), self._taken_ids()):
             missing.pop(task_id, None)

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, PreTrainedConfig, PreTrainedModel
 
 from workers.engine import checkpoint
+from workers.engine.attention import GROUPED, register_grouped_attention
 from workers.engine.checkpoint import EMBEDDING, LM_HEAD
 from workers.engine.families import Family, family_of, shorten
 from workers.engine.shard import Capacity, HeadShard, TailShard, WholeModel
@@ -215,7 +216,8 @@ def _load_base(
     """The base model of layers [first, last) with its weights, and its config."""
     short = shorten(plan.config, first, last)
     short.use_cache = True
-    implementation = "eager" if plan.eager else "sdpa"
+    register_grouped_attention()
+    implementation = "eager" if plan.eager else GROUPED
     # buffers such as rotary frequencies are not in the checkpoint, so they must be computed for real
     with init_empty_weights(include_buffers=False):
         base: Any = AutoModel.from_config(  # type: ignore[no-untyped-call]

@@ -59,6 +59,7 @@ class Half:
         self._base = base
         self._family = family
         self._eager = eager
+        self._group: int = config.num_attention_heads // config.num_key_value_heads
         self._windows = mask_windows(family, config)
         self._cache_argument = _cache_argument(base)
         self._cache = SlotCache(
@@ -97,7 +98,9 @@ class Half:
         if length > self._cache.capacity:
             raise ValueError(f"position {length} is beyond the cache's {self._cache.capacity}")
         positions = starts[:, None] + torch.arange(query, device=self.device)
-        masks = masks_by_layer_type(positions, length, self._windows, dtype=self.dtype, eager=self._eager)
+        # grouped attention stands the queries of a group behind each other
+        seen_from = positions if self._eager else positions.repeat(1, self._group)
+        masks = masks_by_layer_type(seen_from, length, self._windows, dtype=self.dtype, eager=self._eager)
         arguments: dict[str, Any] = {
             **inputs,
             "position_ids": positions,

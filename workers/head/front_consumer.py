@@ -35,6 +35,8 @@ def request_class(settlements: Settlements) -> type[Any]:
     """Celery's `Request` with acknowledgements outside the consumer's loop."""
 
     class FrontRequest(Request):  # type: ignore[misc]
+        acknowledged: bool
+
         def __init__(self, message: Any, **options: Any) -> None:
             super().__init__(message, **options)
             settlements.take(message)

@@ -108,6 +108,6 @@ class Settlements:
     def _forget(self, settlements: list[_Settlement]) -> None:
         with self._lock:
             self._in_flight.difference_update(it.message.delivery_tag for it in settlements)
+        acknowledge: Any = virtual.QoS.ack  # kombu's own count of messages in flight, without its round trips
         for it in settlements:
-            # kombu's own count of messages in flight, without its round trips
-            virtual.QoS.ack(it.message.channel.qos, it.message.delivery_tag)
+            acknowledge(it.message.channel.qos, it.message.delivery_tag)
