@@ -1,0 +1,49 @@
+"""P4: a job whose logits are not finite fails alone, and leaves nothing behind in its slot."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tasks.generation import FailureType, GenerationRequest
+from tests.models import tiny_model
+from tests.pair import Halves, UncutModel, generate, tasks_for
+from tests.parity import MIN_GAP
+from workers.head.drafters import make_drafter
+
+#: a prompt with this character meets an embedding that is no number
+POISON = "~"
+
+
+@pytest.fixture
+def poisoned(tmp_path: Path) -> Halves:
+    directory = tiny_model(tmp_path / "model", "llama")
+    weights = directory / "model.safetensors"
+    tensors = load_file(weights)
+    halves = Halves.load(directory, 2, slots=4, max_length=128)
+    (token,) = halves.prompts.tokenizer(POISON)["input_ids"]
+    tensors["model.embed_tokens.weight"][token] = torch.nan
+    save_file(tensors, weights, {"format": "pt"})
+    return Halves.load(directory, 2, slots=4, max_length=128)
+
+
+@pytest.mark.parametrize("concurrency", [1, 3])
+def test_jobs_beside_and_after_one_with_nan_logits_get_their_own_text(poisoned: Halves, concurrency: int) -> None:
+    texts = ["good morning", f"bad {POISON} number", "good evening", f"{POISON}", "good night", "and so on"]
+    requests = [GenerationRequest(text, None, 0, 16, temperature=0.0) for text in texts]
+    drafter = make_drafter(
+        "ngram", target=poisoned.directory, drafter=None, dtype="float32", device="cpu", slots=4, max_length=128
+    )
+    outcomes = generate(poisoned, tasks_for(requests), drafter, draft_length=4, concurrency=concurrency)
+    uncut = UncutModel(poisoned.directory, poisoned.prompts)
+    for text, task, outcome in zip(texts, tasks_for(requests), outcomes, strict=True):
+        if POISON in text:
+            assert outcome.failure is FailureType.NON_FINITE
+            assert outcome.token_ids == ()
+        else:
+            reference = uncut.answer(task)
+            assert reference.gap > MIN_GAP
+            assert outcome.token_ids == reference.tokens
