@@ -86,11 +86,15 @@ def head_command(**options: Any) -> None:
     \b
     shardq head --model Qwen/Qwen2.5-7B-Instruct --dtype float16 --device cuda
     """
-    from workers.head.worker import run
+    from cli.first_checks import check_head
     from workers.settings import HeadSettings
 
     die_with_parent()
-    run(HeadSettings(**given(**options)))
+    settings = HeadSettings(**given(**options))
+    check_head(settings)
+    from workers.head.worker import run
+
+    run(settings)
 
 
 @click.command("tail")
@@ -109,11 +113,15 @@ def tail_command(**options: Any) -> None:
     \b
     shardq tail --model Qwen/Qwen2.5-7B-Instruct --dtype float16 --device cuda
     """
+    from cli.first_checks import check_tail
     from workers.settings import TailSettings
-    from workers.tail.worker import run
 
     die_with_parent()
-    run(TailSettings(**given(**options)))
+    settings = TailSettings(**given(**options))
+    check_tail(settings)
+    from workers.tail.worker import run
+
+    run(settings)
 
 
 @click.command("bookkeeper")

@@ -1,0 +1,48 @@
+"""What can be known to be wrong before torch is imported, which takes seconds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from cli.errors import NotFound
+from relay.streams import RedisRelay
+from tasks.connection import connect, ping
+from tasks.settings import TaskSettings
+from workers.settings import HeadSettings, TailSettings, WorkerSettings
+
+
+def check_head(settings: HeadSettings) -> None:
+    """Raise a CliError, TaskError or RelayError if a head with these settings cannot start."""
+    check_model_path(settings.model)
+    if settings.drafter_model:
+        check_model_path(settings.drafter_model)
+    _check_queue(settings)
+    _check_wire(settings)
+
+
+def check_tail(settings: TailSettings) -> None:
+    """Raise a CliError or RelayError if a tail with these settings cannot start."""
+    check_model_path(settings.model)
+    _check_wire(settings)
+
+
+def check_model_path(model: str) -> None:
+    """Raise NotFound for a path that does not exist; anything else may be a hub id."""
+    if model.startswith(("/", ".", "~")) and not Path(model).expanduser().exists():
+        raise NotFound(f"model {model} does not exist")
+
+
+def _check_queue(settings: HeadSettings) -> None:
+    client = connect(TaskSettings(broker_url=settings.broker_url, allow_insecure=settings.allow_insecure))
+    try:
+        ping(client)
+    finally:
+        client.close()
+
+
+def _check_wire(settings: WorkerSettings) -> None:
+    relay = RedisRelay(settings.relay_url, allow_insecure=settings.allow_insecure)
+    try:
+        relay.ping()
+    finally:
+        relay.close()
