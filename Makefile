@@ -6,8 +6,6 @@ BIN = $(VENV)/bin
 STAMP = $(VENV)/.stamp
 PYTEST_ARGS ?=
 
-# One thread per process: several processes share the cores, and results stay comparable.
-export OMP_NUM_THREADS ?= 1
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
 .PHONY: help demo test lint check parity bench clean
@@ -31,6 +29,9 @@ $(STAMP): pyproject.toml constraints.txt
 
 demo: $(STAMP)
 	$(BIN)/shardq demo
+
+# One thread per process: the tests' many processes share the cores.
+test parity: export OMP_NUM_THREADS ?= 1
 
 test: $(STAMP)
 	$(BIN)/python -m pytest -m "not slow" $(PYTEST_ARGS)
