@@ -58,7 +58,13 @@ def outcome(job: str, *, failed: bool) -> OutcomeRow:
         if failed
         else {"state": JobState.COMPLETED, "text": "Größe,\nzwei", "token_ids": (1, 2, 3), "finish_reason": "stop"}
     )
-    figures: dict[str, Any] = {"prompt_tokens": 4, "started_at": 1.0, "finished_at": 3.0, "decode_tps": 2.0, "rounds": 2}
+    figures: dict[str, Any] = {
+        "prompt_tokens": 4,
+        "started_at": 1.0,
+        "finished_at": 3.0,
+        "decode_tps": 2.0,
+        "rounds": 2,
+    }
     return OutcomeRow(job=job, attempt=1, head="h", **ends, **figures, drafted=4, accepted=1)
 
 
