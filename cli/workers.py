@@ -24,11 +24,6 @@ def model_options(function: F) -> F:
         click.option("--dtype", type=click.Choice(["float32", "float16", "bfloat16"]), help="Default: float32."),
         click.option("--device", metavar="DEVICE", help="`cpu`, `cuda`, `cuda:1`, … Default: cpu."),
         click.option("--max-length", type=int, metavar="TOKENS", help="Longest prompt + completion. Default: 1024."),
-        click.option(
-            "--trust-remote-code/--no-trust-remote-code",
-            default=None,
-            help="Run code that comes with the model. Default: no.",
-        ),
     ]
     for option in reversed(options):
         function = option(function)
@@ -60,9 +55,8 @@ def worker_arguments(options: Mapping[str, Any]) -> tuple[tuple[str, ...], tuple
     The model is left out: whoever starts the two names it.
     """
     both = {name: options.get(name) for name in ("split", "dtype", "device", "max_length", "slots")}
-    head = {name: value for name, value in options.items() if name not in ("model", "trust_remote_code")}
-    trust = ("--trust-remote-code",) if options.get("trust_remote_code") else ()
-    return (*_arguments(head), *trust), (*_arguments(both), *trust)
+    head = {name: value for name, value in options.items() if name != "model"}
+    return _arguments(head), _arguments(both)
 
 
 def _arguments(options: Mapping[str, Any]) -> tuple[str, ...]:

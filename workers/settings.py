@@ -28,7 +28,6 @@ class WorkerSettings(BaseSettings):
     relay_url: str = "redis://127.0.0.1:6380/0"
     #: longest prompt + completion, in tokens; both halves must agree
     max_length: int = Field(default=1024, ge=16)
-    trust_remote_code: bool = False
     #: allow a Redis without password at an address other than this machine's own
     allow_insecure: bool = False
 

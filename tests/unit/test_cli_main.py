@@ -110,11 +110,9 @@ def test_every_setting_of_a_worker_is_an_option(
 
 
 def test_options_of_up_reach_head_and_tail() -> None:
-    head, tail = worker_arguments(
-        {"model": "m", "dtype": "float16", "slots": 4, "draft_length": 0, "trust_remote_code": True, "lanes": None}
-    )
-    assert head == ("--dtype", "float16", "--slots", "4", "--draft-length", "0", "--trust-remote-code")
-    assert tail == ("--dtype", "float16", "--slots", "4", "--trust-remote-code")
+    head, tail = worker_arguments({"model": "m", "dtype": "float16", "slots": 4, "draft_length": 0, "lanes": None})
+    assert head == ("--dtype", "float16", "--slots", "4", "--draft-length", "0")
+    assert tail == ("--dtype", "float16", "--slots", "4")
 
 
 def test_options_that_are_not_given_are_left_to_the_settings() -> None:
