@@ -18,6 +18,10 @@ GIVE_UP_AFTER_S = 30.0
 Frame = Prefill | Round | Release
 
 
+class TailSilent(LinkLost):
+    """The tail is there but did not answer a frame in time: it may be stuck, or only slow."""
+
+
 @dataclass(slots=True)
 class InFlight:
     """A frame on its way."""
@@ -54,7 +58,7 @@ class Courier:
     ) -> None:
         self._link = link
         self._resend_after_s = resend_after_s
-        self._give_up_after_s = give_up_after_s
+        self.give_up_after_s = give_up_after_s
         self._clock = clock
         self._number = 0
         self._in_flight: dict[int, InFlight] = {}
@@ -94,8 +98,8 @@ class Courier:
     def _resend_overdue(self) -> None:
         now = self._clock()
         for in_flight in self._in_flight.values():
-            if now - in_flight.first_sent > self._give_up_after_s:
-                raise LinkLost(f"frame {in_flight.frame.number} had no answer for {self._give_up_after_s:g} s")
+            if now - in_flight.first_sent > self.give_up_after_s:
+                raise TailSilent(f"frame {in_flight.frame.number} had no answer for {self.give_up_after_s:g} s")
             if now - in_flight.last_sent > self._resend_after_s:
                 in_flight.last_sent = now
                 in_flight.num_bytes += self._link.send(in_flight.lane, in_flight.frame)

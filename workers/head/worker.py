@@ -18,7 +18,7 @@ from workers.engine.source import Part, resolve
 from workers.engine.tokenizer import generation_eos, load_tokenizer
 from workers.errors import NoTail
 from workers.head.channel import EngineServer, private_address
-from workers.head.courier import Courier
+from workers.head.courier import GIVE_UP_AFTER_S, Courier, TailSilent
 from workers.head.drafters import Drafter, make_drafter
 from workers.head.engine import HeadEngine
 from workers.head.fronts import Fronts, concurrency
@@ -35,6 +35,8 @@ log = logging.getLogger(__name__)
 
 #: jobs whose tail died go back to the queue, for other heads, when no tail was found for this long
 HAND_BACK_AFTER_S = 60.0
+#: longest a head waits for one answer, after tails that were silent for shorter times
+MAX_PATIENCE_S = 600.0
 
 
 def run(settings: HeadSettings) -> None:
@@ -142,6 +144,8 @@ class HeadWorker:
         self._engine = engine
         self._server = server
         self._fronts = fronts
+        #: how long a frame may stay unanswered in the next epoch
+        self.patience_s = GIVE_UP_AFTER_S
 
     def serve(self, search: TailSearch, stop: threading.Event, tail_timeout_s: float | None) -> None:
         """Take jobs whenever there is a tail, until `stop` is set. Raises NoTail if none comes in time."""
@@ -156,12 +160,15 @@ class HeadWorker:
         """Step the engine until the session is lost, or stopped and drained."""
         log.info("epoch %d on tail %s: taking jobs", session.lease.epoch, session.lease.tail.tail)
         try:
-            self._engine.open(Courier(session.link))
+            self._engine.open(Courier(session.link, give_up_after_s=self.patience_s))
             self._server.set_consuming(True)
             while not stop.is_set():
                 self._step(session)
             self._drain(session)
         except LinkLost as error:
+            # A slow tail must not be given up again and again at the same frame: the next one gets longer.
+            silent = isinstance(error, TailSilent)
+            self.patience_s = min(2 * self.patience_s, MAX_PATIENCE_S) if silent else GIVE_UP_AFTER_S
             log.warning("lost tail %s: %s", session.lease.tail.tail, error)
         finally:
             self._server.set_consuming(False)
