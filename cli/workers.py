@@ -48,6 +48,7 @@ def head_options(function: F) -> F:
         click.option("--fronts", type=int, help="Celery consumer processes. Default: 8."),
         click.option("--tail-timeout-s", type=float, help="Give up at start without a tail. Default: wait."),
         click.option("--grace-s", type=float, help="Seconds to finish running jobs when stopped. Default: 10."),
+        click.option("--trace", metavar="FILE", help="Write a timeline of every round, in Chrome trace format."),
     ]
     for option in reversed(options):
         function = option(function)

@@ -58,6 +58,8 @@ class HeadSettings(WorkerSettings):
     tail_timeout_s: float | None = Field(default=None, gt=0)
     #: seconds that running jobs get to finish after SIGTERM before they go back to the queue
     grace_s: float = Field(default=10.0, ge=0)
+    #: file for a timeline of draft, head, link and tail of every round (Chrome trace format); None writes none
+    trace: str | None = None
 
     @property
     def max_query(self) -> int:
