@@ -17,7 +17,7 @@ from pathlib import Path
 
 import redis
 
-from benchmarks.delay_proxy import delay_proxy_process
+from benchmarks.link_simulator import LinkShape, link_simulator_process
 from relay.embedded import EmbeddedRedis
 from tasks import keys
 from tasks.generation import GenerationRequest, GenerationTask
@@ -59,7 +59,7 @@ def measure(setup: Setup) -> Figures:
     """One run with a server, a delaying proxy and fronts of its own."""
     with tempfile.TemporaryDirectory() as directory, EmbeddedRedis(Path(directory), persistent=False) as server:
         near = redis.Redis.from_url(server.url, protocol=2)
-        with delay_proxy_process(server.url, delay_s=setup.rtt_ms / 2000) as far_url:
+        with link_simulator_process(server.url, LinkShape(delay_s=setup.rtt_ms / 2000)) as far_url:
             publish(server.url, setup.slots * 2)
             with head(setup, near, far_url, None) as (engine, _):
                 fill_s = fill(engine, setup.slots)

@@ -1,0 +1,359 @@
+"""A TCP proxy that makes a near server look far away, over a thin, jittery or stalling link.
+
+    python -m benchmarks.link_simulator --target 127.0.0.1:6379 --delay-ms 43 --listen 127.0.0.1:7000
+
+A simulator is one link: the leg between one machine and a server. Each direction is a pipe: what is read at time t
+is written at t + delay while more is being read, so any number of bytes can be under way. All connections share a
+direction's bandwidth, in turns of 16 KB. Opening a connection costs a round trip, as on a real link. Losses are not
+simulated, TCP hides them: they look like jitter or a stall. Nor is TCP's slow start.
+
+A head and a tail whose legs have a one-way delay of RTT / 4 each are one RTT apart: head → server → tail, and back.
+
+In Python: `with LinkSimulator(...) as link` (a thread) or `with link_simulator_process(...) as url` (a process of
+its own, outside the measured program's GIL).
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import random
+import selectors
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+from urllib.parse import urlsplit, urlunsplit
+
+#: bytes that a connection sends before the next one has its turn
+_TURN = 1 << 14
+#: bytes under way per direction and connection before nothing more is read, as full buffers on a real link would do
+_MOST_UNDER_WAY = 16 << 20
+#: a connection may ask for its next turn this long before its last one ends: a link in use never idles
+_AHEAD_S = 0.005
+#: seconds a started simulator may take to listen
+_START_TIMEOUT_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class LinkShape:
+    """What a link is like. `up` is from whoever connects to the server."""
+
+    #: one way
+    delay_s: float = 0.0
+    #: each piece takes up to this much longer, evenly spread; the order stays
+    jitter_s: float = 0.0
+    #: None: unlimited
+    up_bytes_per_s: float | None = None
+    down_bytes_per_s: float | None = None
+    #: nothing arrives for `stall_s`, every `stall_every_s` anew; 0: never
+    stall_every_s: float = 0.0
+    stall_s: float = 0.0
+
+    @classmethod
+    def leg(cls, rtt_ms: float, mbit_s: float | None = None) -> LinkShape:
+        """One of two equal legs: over both, an exchange between their ends takes `rtt_ms`."""
+        rate = None if mbit_s is None else mbit_s * 1e6 / 8
+        return cls(delay_s=rtt_ms / 4000, up_bytes_per_s=rate, down_bytes_per_s=rate)
+
+
+class _Stalls:
+    """When the link stands still: by plan, and when told to."""
+
+    def __init__(self, shape: LinkShape) -> None:
+        self._every_s, self._length_s = shape.stall_every_s, shape.stall_s
+        self._until = 0.0
+
+    def stall(self, now: float, length_s: float) -> None:
+        self._until = max(self._until, now + length_s)
+
+    def over_at(self, now: float) -> float:
+        """The time at which what is due now arrives: now, or the end of a stall."""
+        over = max(now, self._until)
+        if self._every_s and over % self._every_s < self._length_s:
+            over += self._length_s - over % self._every_s
+        return over
+
+
+class _Wire:
+    """One direction of the link, shared by all connections."""
+
+    def __init__(self, bytes_per_s: float | None) -> None:
+        self._bytes_per_s = bytes_per_s
+        self._free_at = 0.0
+
+    def send(self, num_bytes: int, now: float) -> float:
+        """Take the next turn on the wire; returns when the last byte has left."""
+        if self._bytes_per_s is None:
+            return now
+        self._free_at = max(now, self._free_at) + num_bytes / self._bytes_per_s
+        return self._free_at
+
+
+class _Pipe:
+    """One direction of one connection."""
+
+    def __init__(
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        wire: _Wire,
+        extra_s: Callable[[], float],
+        stalls: _Stalls,
+    ) -> None:
+        """`extra_s()` is how long the next piece is on its way once it has left."""
+        self._reader = reader
+        self._writer = writer
+        self._wire = wire
+        self._extra_s = extra_s
+        self._stalls = stalls
+        #: (time due, data); empty data is the end
+        self._under_way: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue()
+        self._num_bytes = 0
+        self._room = asyncio.Event()
+        self._room.set()
+
+    async def run(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._take())
+            group.create_task(self._give())
+
+    async def _take(self) -> None:
+        clock = asyncio.get_running_loop().time
+        due = 0.0
+        while True:
+            await self._room.wait()
+            try:
+                data = await self._reader.read(_TURN)
+            except ConnectionError:
+                data = b""
+            left_at = self._wire.send(len(data), clock())
+            due = max(due, left_at + self._extra_s())
+            self._num_bytes += len(data)
+            if self._num_bytes > _MOST_UNDER_WAY:
+                self._room.clear()
+            self._under_way.put_nowait((due, data))
+            if not data:
+                return
+            await _until(left_at - _AHEAD_S)
+
+    async def _give(self) -> None:
+        clock = asyncio.get_running_loop().time
+        while True:
+            due, data = await self._under_way.get()
+            await _until(due)
+            while (over := self._stalls.over_at(clock())) > clock():
+                await _until(over)
+            if not data:
+                with contextlib.suppress(OSError, RuntimeError):
+                    self._writer.write_eof()
+                return
+            self._num_bytes -= len(data)
+            self._room.set()
+            with contextlib.suppress(ConnectionError):
+                self._writer.write(data)
+                await self._writer.drain()
+
+
+async def _until(time_s: float) -> None:
+    left_s = time_s - asyncio.get_running_loop().time()
+    if left_s > 0:
+        await asyncio.sleep(left_s)
+
+
+class LinkSimulator:
+    """A link on a thread of this process. `port` is set once entered; `cut` breaks every open connection."""
+
+    def __init__(
+        self, target_host: str, target_port: int, shape: LinkShape, *, host: str = "127.0.0.1", port: int = 0
+    ) -> None:
+        self._target = (target_host, target_port)
+        self._shape = shape
+        self.host = host
+        self.port = port
+        #: while True, new connections are closed at once
+        self.refusing = False
+        # epoll and kqueue wake up to a millisecond late, four times in a round trip over two legs
+        self._loop = asyncio.SelectorEventLoop(selectors.SelectSelector())
+        self._up = _Wire(shape.up_bytes_per_s)
+        self._down = _Wire(shape.down_bytes_per_s)
+        self._stalls = _Stalls(shape)
+        self._random = random.Random(0)
+        self._stop = asyncio.Event()
+        self._listening = threading.Event()
+        self._problem: OSError | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._writers: set[asyncio.StreamWriter] = set()
+        self._thread = threading.Thread(target=self._run, name="link-simulator", daemon=True)
+
+    def url_for(self, url: str) -> str:
+        """`url` of the target, with this link's address in place of the server's."""
+        return _with_address(url, self.host, self.port)
+
+    def cut(self) -> None:
+        """Break every open connection now, losing what is under way."""
+        self._loop.call_soon_threadsafe(self._abort_all)
+
+    def stall(self, length_s: float) -> None:
+        """Let nothing arrive for `length_s` from now; nothing is lost."""
+        self._loop.call_soon_threadsafe(lambda: self._stalls.stall(self._loop.time(), length_s))
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        if not self._listening.wait(_START_TIMEOUT_S):
+            raise TimeoutError("the link simulator did not start")
+        if self._problem is not None:
+            raise self._problem
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join(_START_TIMEOUT_S)
+
+    def wait(self) -> None:
+        """Until another thread leaves the context, or Ctrl-C."""
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            self._loop.run_until_complete(self._serve())
+        except OSError as error:
+            self._problem = error
+            self._listening.set()
+        finally:
+            self._loop.close()
+
+    async def _serve(self) -> None:
+        server = await asyncio.start_server(self._accept, self.host, self.port, limit=1 << 16)
+        self.port = server.sockets[0].getsockname()[1]
+        self._listening.set()
+        await self._stop.wait()
+        server.close()
+        self._abort_all()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _abort_all(self) -> None:
+        for writer in self._writers:
+            writer.transport.abort()
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        if task is not None:
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        if self.refusing:
+            writer.transport.abort()
+            return
+        self._writers.add(writer)
+        try:
+            await self._carry(reader, writer)
+        except (OSError, asyncio.CancelledError):
+            return
+        finally:
+            self._writers.discard(writer)
+            writer.transport.abort()
+
+    async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        # the handshake's round trip
+        await asyncio.sleep(2 * self._shape.delay_s)
+        far_reader, far_writer = await asyncio.open_connection(*self._target, limit=1 << 16)
+        self._writers.add(far_writer)
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(_Pipe(reader, far_writer, self._up, self._extra_s, self._stalls).run())
+                group.create_task(_Pipe(far_reader, writer, self._down, self._extra_s, self._stalls).run())
+        finally:
+            self._writers.discard(far_writer)
+            far_writer.transport.abort()
+
+    def _extra_s(self) -> float:
+        return self._shape.delay_s + self._random.random() * self._shape.jitter_s
+
+
+@contextlib.contextmanager
+def link_simulator_process(url: str, shape: LinkShape) -> Iterator[str]:
+    """A link to the server of `url`, in a process of its own; yields the URL to use instead."""
+    target = urlsplit(url)
+    command = [sys.executable, str(Path(__file__).resolve()), "--until-stdin-closes"]
+    command += ["--target", f"{target.hostname}:{target.port or 6379}", *_arguments(shape)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        if process.stdin is None or process.stdout is None:
+            raise RuntimeError("no pipes")
+        try:
+            host, _, port = process.stdout.readline().strip().rpartition(":")
+            if not port:
+                raise RuntimeError("the link simulator did not start")
+            yield _with_address(url, host, int(port))
+        finally:
+            # its stdin closes with us too, however we end
+            process.stdin.close()
+
+
+def _with_address(url: str, host: str, port: int) -> str:
+    parts = urlsplit(url)
+    account, at, _ = parts.netloc.rpartition("@")
+    return urlunsplit(parts._replace(netloc=f"{account}{at}{host}:{port}"))
+
+
+def _address(text: str) -> tuple[str, int]:
+    host, _, port = text.rpartition(":")
+    return host or "127.0.0.1", int(port)
+
+
+def _arguments(shape: LinkShape) -> list[str]:
+    """The command line that `_shape` reads back."""
+    options: list[tuple[str, float | None]] = [
+        ("--delay-ms", shape.delay_s * 1e3),
+        ("--jitter-ms", shape.jitter_s * 1e3),
+        ("--up-mbit-s", None if shape.up_bytes_per_s is None else shape.up_bytes_per_s * 8e-6),
+        ("--down-mbit-s", None if shape.down_bytes_per_s is None else shape.down_bytes_per_s * 8e-6),
+        ("--stall-every-s", shape.stall_every_s),
+        ("--stall-s", shape.stall_s),
+    ]
+    return [part for name, value in options if value is not None for part in (name, repr(value))]
+
+
+def _shape(arguments: argparse.Namespace) -> LinkShape:
+    return LinkShape(
+        delay_s=arguments.delay_ms / 1e3,
+        jitter_s=arguments.jitter_ms / 1e3,
+        up_bytes_per_s=None if arguments.up_mbit_s is None else arguments.up_mbit_s / 8e-6,
+        down_bytes_per_s=None if arguments.down_mbit_s is None else arguments.down_mbit_s / 8e-6,
+        stall_every_s=arguments.stall_every_s,
+        stall_s=arguments.stall_s,
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Put a TCP service at the far end of a simulated link.")
+    parser.add_argument("--target", type=_address, required=True, metavar="HOST:PORT")
+    parser.add_argument("--listen", type=_address, default=("127.0.0.1", 0), metavar="HOST:PORT")
+    parser.add_argument("--delay-ms", type=float, default=43.0, help="one way; default 43 (86 ms round trip)")
+    parser.add_argument("--jitter-ms", type=float, default=0.0, help="up to this much more; default 0")
+    parser.add_argument("--up-mbit-s", type=float, default=None, help="rate towards the target; default unlimited")
+    parser.add_argument("--down-mbit-s", type=float, default=None, help="rate from the target; default unlimited")
+    parser.add_argument("--stall-every-s", type=float, default=0.0, help="time between two stalls; default none")
+    parser.add_argument("--stall-s", type=float, default=0.0, help="length of a stall")
+    parser.add_argument("--until-stdin-closes", action="store_true")
+    arguments = parser.parse_args()
+    (target_host, target_port), (host, port) = arguments.target, arguments.listen
+    link = LinkSimulator(target_host, target_port, _shape(arguments), host=host, port=port)
+    with link, contextlib.suppress(KeyboardInterrupt):
+        print(f"{link.host}:{link.port}", flush=True)
+        if arguments.until_stdin_closes:
+            sys.stdin.read()
+        else:
+            link.wait()
+
+
+if __name__ == "__main__":
+    main()
