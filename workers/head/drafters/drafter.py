@@ -20,6 +20,9 @@ class DraftRow:
     sampling: Sampling
     #: most tokens to draft; 0 asks for none
     limit: int
+    #: most tokens worth a model's steps; what is drafted from a table costs nothing and goes up to `limit`.
+    #: None: as many as `limit`
+    effort: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

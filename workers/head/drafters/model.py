@@ -93,7 +93,7 @@ class ModelDrafter:
 
     @torch.inference_mode()
     def propose(self, rows: Sequence[DraftRow]) -> list[Proposal]:
-        """`limit` tokens for each row; fewer only at the end of the drafter's cache, none once broken."""
+        """`limit` tokens for each row, or `effort` if less; fewer at the end of the drafter's cache, none once broken."""
         limits = [self._limit(row) for row in rows]
         # The longest drafts first, so that the rows of every step are a prefix of those of the step before.
         order = sorted((place for place, limit in enumerate(limits) if limit), key=lambda p: -limits[p])
@@ -110,7 +110,8 @@ class ModelDrafter:
         """Tokens to draft: the last one is not fed, so it may stand one place behind the drafter's cache."""
         if self._cached[row.slot].broken:
             return 0
-        return max(0, min(row.limit, self._model.max_length - len(row.tokens) + 1))
+        wanted = row.limit if row.effort is None else min(row.limit, row.effort)
+        return max(0, min(wanted, self._model.max_length - len(row.tokens) + 1))
 
     def _catch_up(self, rows: Sequence[DraftRow]) -> None:
         """Feed everything committed but the last two tokens, in chunks, as far as it is not cached."""
