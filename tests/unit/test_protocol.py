@@ -191,7 +191,7 @@ class BadWire:
         self.now += timeout_s
         while self.up:
             self._pass(self.down, self.tail.answer(self.up.popleft()), [])
-        return Received(0, self.down.popleft(), 10) if self.down else None
+        return Received(0, self.down.popleft(), 10, self.now) if self.down else None
 
     def close(self) -> None: ...
 
