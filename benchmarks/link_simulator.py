@@ -18,11 +18,13 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import os
 import random
 import selectors
 import subprocess
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,8 +36,6 @@ from urllib.parse import urlsplit, urlunsplit
 _TURN = 1 << 14
 #: bytes under way per direction and connection before nothing more is read, as full buffers on a real link would do
 _MOST_UNDER_WAY = 16 << 20
-#: a connection may ask for its next turn this long before its last one ends: a link in use never idles
-_AHEAD_S = 0.005
 #: seconds a started simulator may take to listen
 _START_TIMEOUT_S = 10.0
 
@@ -81,89 +81,146 @@ class _Stalls:
 
 
 class _Wire:
-    """One direction of the link, shared by all connections."""
+    """One direction of the link: its connections send in turns."""
 
-    def __init__(self, bytes_per_s: float | None) -> None:
+    def __init__(self, bytes_per_s: float | None, loop: asyncio.AbstractEventLoop) -> None:
         self._bytes_per_s = bytes_per_s
+        self._loop = loop
+        self._busy = False
         self._free_at = 0.0
+        #: those with something to send
+        self._line: deque[_Pipe] = deque()
 
-    def send(self, num_bytes: int, now: float) -> float:
-        """Take the next turn on the wire; returns when the last byte has left."""
+    def offer(self, pipe: _Pipe, data: bytes) -> None:
+        """Send `data` when the pipe's turns come."""
         if self._bytes_per_s is None:
-            return now
-        self._free_at = max(now, self._free_at) + num_bytes / self._bytes_per_s
-        return self._free_at
+            pipe.sent(data, self._loop.time())
+            return
+        pipe.waiting.extend([data[start : start + _TURN] for start in range(0, len(data), _TURN)] or [data])
+        if pipe not in self._line:
+            self._line.append(pipe)
+        if not self._busy:
+            self._free_at = self._loop.time()
+            self._turn()
+
+    def _turn(self) -> None:
+        """The wire is free: the next pipe sends one piece."""
+        self._busy = bool(self._line)
+        if not self._line or self._bytes_per_s is None:
+            return
+        pipe = self._line.popleft()
+        data = pipe.waiting.popleft()
+        if pipe.waiting:
+            self._line.append(pipe)
+        # from the time at which it became free, not from now: a timer's lateness costs no bandwidth
+        self._free_at += len(data) / self._bytes_per_s
+        pipe.sent(data, self._free_at)
+        self._loop.call_at(self._free_at, self._turn)
 
 
 class _Pipe:
-    """One direction of one connection."""
+    """One direction of one connection. Empty data is its end, in every queue."""
 
-    def __init__(
-        self,
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
-        wire: _Wire,
-        extra_s: Callable[[], float],
-        stalls: _Stalls,
-    ) -> None:
+    def __init__(self, source: _End, target: _End, wire: _Wire, extra_s: Callable[[], float], stalls: _Stalls) -> None:
         """`extra_s()` is how long the next piece is on its way once it has left."""
-        self._reader = reader
-        self._writer = writer
+        self._source = source
+        self._target = target
         self._wire = wire
         self._extra_s = extra_s
         self._stalls = stalls
-        #: (time due, data); empty data is the end
-        self._under_way: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue()
+        self._loop = asyncio.get_running_loop()
         self._num_bytes = 0
-        self._room = asyncio.Event()
-        self._room.set()
+        #: not yet on the wire
+        self.waiting: deque[bytes] = deque()
+        #: (time due, data)
+        self._under_way: deque[tuple[float, bytes]] = deque()
+        source.received = self.take
+        target.has_room = self.deliver
 
-    async def run(self) -> None:
-        async with asyncio.TaskGroup() as group:
-            group.create_task(self._take())
-            group.create_task(self._give())
+    def take(self, data: bytes) -> None:
+        """The source has written `data`."""
+        self._num_bytes += len(data)
+        if self._num_bytes > _MOST_UNDER_WAY:
+            self._source.transport.pause_reading()
+        self._wire.offer(self, data)
 
-    async def _take(self) -> None:
-        clock = asyncio.get_running_loop().time
-        due = 0.0
-        while True:
-            await self._room.wait()
-            try:
-                data = await self._reader.read(_TURN)
-            except ConnectionError:
-                data = b""
-            left_at = self._wire.send(len(data), clock())
-            due = max(due, left_at + self._extra_s())
-            self._num_bytes += len(data)
-            if self._num_bytes > _MOST_UNDER_WAY:
-                self._room.clear()
-            self._under_way.put_nowait((due, data))
-            if not data:
-                return
-            await _until(left_at - _AHEAD_S)
+    def sent(self, data: bytes, left_at: float) -> None:
+        """The last byte of `data` leaves at `left_at`."""
+        due = left_at + self._extra_s()
+        if self._under_way:
+            due = max(due, self._under_way[-1][0])
+        else:
+            self._loop.call_at(due, self.deliver)
+        self._under_way.append((due, data))
 
-    async def _give(self) -> None:
-        clock = asyncio.get_running_loop().time
-        while True:
-            due, data = await self._under_way.get()
-            await _until(due)
-            while (over := self._stalls.over_at(clock())) > clock():
-                await _until(over)
-            if not data:
-                with contextlib.suppress(OSError, RuntimeError):
-                    self._writer.write_eof()
-                return
-            self._num_bytes -= len(data)
-            self._room.set()
-            with contextlib.suppress(ConnectionError):
-                self._writer.write(data)
-                await self._writer.drain()
+    def deliver(self) -> None:
+        """Write what is due to the target, as far as it takes it."""
+        now = self._loop.time()
+        over = self._stalls.over_at(now)
+        while over <= now and self._under_way and self._under_way[0][0] <= now and not self._target.full:
+            self._write(self._under_way.popleft()[1])
+        if self._under_way and not self._target.full:
+            self._loop.call_at(max(over, self._under_way[0][0]), self.deliver)
+
+    def _write(self, data: bytes) -> None:
+        if not data:
+            self._target.end()
+            return
+        self._target.transport.write(data)
+        if self._num_bytes > _MOST_UNDER_WAY >= self._num_bytes - len(data):
+            self._source.transport.resume_reading()
+        self._num_bytes -= len(data)
 
 
-async def _until(time_s: float) -> None:
-    left_s = time_s - asyncio.get_running_loop().time()
-    if left_s > 0:
-        await asyncio.sleep(left_s)
+class _End(asyncio.Protocol):
+    """One of the two sockets of a connection."""
+
+    transport: asyncio.Transport
+
+    def __init__(self, begun: Callable[[_End], None]) -> None:
+        self._begun = begun
+        #: set by the pipes
+        self.received: Callable[[bytes], None] = lambda data: None
+        self.has_room: Callable[[], None] = lambda: None
+        #: called when the connection is gone; True: it broke
+        self.gone: Callable[[bool], None] = lambda broken: None
+        #: takes no more for now
+        self.full = False
+        self._num_ends = 0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+        self._begun(self)
+
+    def data_received(self, data: bytes) -> None:
+        self.received(data)
+
+    def eof_received(self) -> bool:
+        self.received(b"")
+        self._end_one_way()
+        return True  # the other way stays open
+
+    def end(self) -> None:
+        """Nothing more will be written here."""
+        if not self.transport.is_closing():
+            self.transport.write_eof()
+            self._end_one_way()
+
+    def _end_one_way(self) -> None:
+        self._num_ends += 1
+        if self._num_ends == 2:
+            self.transport.close()
+
+    def pause_writing(self) -> None:
+        self.full = True
+
+    def resume_writing(self) -> None:
+        self.full = False
+        self.has_room()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.gone(error is not None or self._num_ends < 2)
 
 
 class LinkSimulator:
@@ -179,16 +236,17 @@ class LinkSimulator:
         #: while True, new connections are closed at once
         self.refusing = False
         # epoll and kqueue wake up to a millisecond late, four times in a round trip over two legs
+        # epoll and kqueue wake up to a millisecond late, four times in a round trip over two legs
         self._loop = asyncio.SelectorEventLoop(selectors.SelectSelector())
-        self._up = _Wire(shape.up_bytes_per_s)
-        self._down = _Wire(shape.down_bytes_per_s)
+        self._up = _Wire(shape.up_bytes_per_s, self._loop)
+        self._down = _Wire(shape.down_bytes_per_s, self._loop)
         self._stalls = _Stalls(shape)
         self._random = random.Random(0)
         self._stop = asyncio.Event()
         self._listening = threading.Event()
         self._problem: OSError | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        self._writers: set[asyncio.StreamWriter] = set()
+        self._ends: set[_End] = set()
         self._thread = threading.Thread(target=self._run, name="link-simulator", daemon=True)
 
     def url_for(self, url: str) -> str:
@@ -231,7 +289,7 @@ class LinkSimulator:
             self._loop.close()
 
     async def _serve(self) -> None:
-        server = await asyncio.start_server(self._accept, self.host, self.port, limit=1 << 16)
+        server = await self._loop.create_server(lambda: _End(self._accept), self.host, self.port)
         self.port = server.sockets[0].getsockname()[1]
         self._listening.set()
         await self._stop.wait()
@@ -242,38 +300,46 @@ class LinkSimulator:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def _abort_all(self) -> None:
-        for writer in self._writers:
-            writer.transport.abort()
+        for end in self._ends:
+            end.transport.abort()
 
-    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        if task is not None:
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+    def _accept(self, near: _End) -> None:
         if self.refusing:
-            writer.transport.abort()
+            near.transport.abort()
             return
-        self._writers.add(writer)
-        try:
-            await self._carry(reader, writer)
-        except (OSError, asyncio.CancelledError):
-            return
-        finally:
-            self._writers.discard(writer)
-            writer.transport.abort()
+        near.transport.pause_reading()
+        self._watch(near, near)
+        task = self._loop.create_task(self._connect(near))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
-    async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        # the handshake's round trip
-        await asyncio.sleep(2 * self._shape.delay_s)
-        far_reader, far_writer = await asyncio.open_connection(*self._target, limit=1 << 16)
-        self._writers.add(far_writer)
+    async def _connect(self, near: _End) -> None:
+        """Carry a new connection on to the target."""
+        await asyncio.sleep(2 * self._shape.delay_s)  # the handshake's round trip
         try:
-            async with asyncio.TaskGroup() as group:
-                group.create_task(_Pipe(reader, far_writer, self._up, self._extra_s, self._stalls).run())
-                group.create_task(_Pipe(far_reader, writer, self._down, self._extra_s, self._stalls).run())
-        finally:
-            self._writers.discard(far_writer)
-            far_writer.transport.abort()
+            _, far = await self._loop.create_connection(lambda: _End(lambda end: None), *self._target)
+        except OSError:
+            near.transport.abort()
+            return
+        self._watch(far, near)
+        self._watch(near, far)
+        if near.transport.is_closing():
+            far.transport.abort()
+            return
+        _Pipe(near, far, self._up, self._extra_s, self._stalls)
+        _Pipe(far, near, self._down, self._extra_s, self._stalls)
+        near.transport.resume_reading()
+
+    def _watch(self, end: _End, other: _End) -> None:
+        """If `end` breaks, so does `other`."""
+
+        def gone(broken: bool) -> None:
+            self._ends.discard(end)
+            if broken:
+                other.transport.abort()
+
+        self._ends.add(end)
+        end.gone = gone
 
     def _extra_s(self) -> float:
         return self._shape.delay_s + self._random.random() * self._shape.jitter_s
@@ -333,6 +399,13 @@ def _shape(arguments: argparse.Namespace) -> LinkShape:
     )
 
 
+def _run_first() -> None:
+    """A link does not wait for a core: ask for precedence over the programs it joins, where we may."""
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError):
+            os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="Put a TCP service at the far end of a simulated link.")
     parser.add_argument("--target", type=_address, required=True, metavar="HOST:PORT")
@@ -350,6 +423,7 @@ def main() -> None:
     with link, contextlib.suppress(KeyboardInterrupt):
         print(f"{link.host}:{link.port}", flush=True)
         if arguments.until_stdin_closes:
+            _run_first()
             sys.stdin.read()
         else:
             link.wait()
