@@ -9,8 +9,8 @@ simulated, TCP hides them: they look like jitter or a stall. Nor is TCP's slow s
 
 A head and a tail whose legs have a one-way delay of RTT / 4 each are one RTT apart: head → server → tail, and back.
 
-In Python: `with LinkSimulator(...) as link` (a thread) or `with link_simulator_process(...) as url` (a process of
-its own, outside the measured program's GIL).
+In Python: `with LinkSimulator(...) as link` (a thread) or `with link_simulator_process(...) as link` (a process of
+its own, outside the measured program's GIL). Either can be given another shape while connections are open.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import json
 import os
 import random
 import selectors
@@ -26,10 +27,10 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import IO, Self
 from urllib.parse import urlsplit, urlunsplit
 
 #: bytes that a connection sends before the next one has its turn
@@ -66,7 +67,7 @@ class _Stalls:
     """When the link stands still: by plan, and when told to."""
 
     def __init__(self, shape: LinkShape) -> None:
-        self._every_s, self._length_s = shape.stall_every_s, shape.stall_s
+        self.shape = shape
         self._until = 0.0
 
     def stall(self, now: float, length_s: float) -> None:
@@ -75,8 +76,9 @@ class _Stalls:
     def over_at(self, now: float) -> float:
         """The time at which what is due now arrives: now, or the end of a stall."""
         over = max(now, self._until)
-        if self._every_s and over % self._every_s < self._length_s:
-            over += self._length_s - over % self._every_s
+        every_s, length_s = self.shape.stall_every_s, self.shape.stall_s
+        if every_s and over % every_s < length_s:
+            over += length_s - over % every_s
         return over
 
 
@@ -84,7 +86,7 @@ class _Wire:
     """One direction of the link: its connections send in turns."""
 
     def __init__(self, bytes_per_s: float | None, loop: asyncio.AbstractEventLoop) -> None:
-        self._bytes_per_s = bytes_per_s
+        self.bytes_per_s = bytes_per_s
         self._loop = loop
         self._busy = False
         self._free_at = 0.0
@@ -93,7 +95,7 @@ class _Wire:
 
     def offer(self, pipe: _Pipe, data: bytes) -> None:
         """Send `data` when the pipe's turns come."""
-        if self._bytes_per_s is None:
+        if self.bytes_per_s is None and not self._busy:
             pipe.sent(data, self._loop.time())
             return
         pipe.waiting.extend([data[start : start + _TURN] for start in range(0, len(data), _TURN)] or [data])
@@ -106,14 +108,14 @@ class _Wire:
     def _turn(self) -> None:
         """The wire is free: the next pipe sends one piece."""
         self._busy = bool(self._line)
-        if not self._line or self._bytes_per_s is None:
+        if not self._line:
             return
         pipe = self._line.popleft()
         data = pipe.waiting.popleft()
         if pipe.waiting:
             self._line.append(pipe)
         # from the time at which it became free, not from now: a timer's lateness costs no bandwidth
-        self._free_at += len(data) / self._bytes_per_s
+        self._free_at += len(data) / self.bytes_per_s if self.bytes_per_s else 0.0
         pipe.sent(data, self._free_at)
         self._loop.call_at(self._free_at, self._turn)
 
@@ -261,6 +263,14 @@ class LinkSimulator:
         """Let nothing arrive for `length_s` from now; nothing is lost."""
         self._loop.call_soon_threadsafe(lambda: self._stalls.stall(self._loop.time(), length_s))
 
+    def reshape(self, shape: LinkShape) -> None:
+        """Change what the link is like, for all that is sent from now on."""
+        self._loop.call_soon_threadsafe(self._reshape, shape)
+
+    def _reshape(self, shape: LinkShape) -> None:
+        self._shape = self._stalls.shape = shape
+        self._up.bytes_per_s, self._down.bytes_per_s = shape.up_bytes_per_s, shape.down_bytes_per_s
+
     def __enter__(self) -> Self:
         self._thread.start()
         if not self._listening.wait(_START_TIMEOUT_S):
@@ -345,20 +355,36 @@ class LinkSimulator:
         return self._shape.delay_s + self._random.random() * self._shape.jitter_s
 
 
+@dataclass(frozen=True, slots=True)
+class LinkProcess:
+    """A link in a process of its own."""
+
+    #: the server's URL with the link's address
+    url: str
+    _input: IO[str]
+
+    def reshape(self, shape: LinkShape) -> None:
+        """As `LinkSimulator.reshape`; holds within milliseconds."""
+        self._input.write(json.dumps(asdict(shape)) + "\n")
+        self._input.flush()
+
+
 @contextlib.contextmanager
-def link_simulator_process(url: str, shape: LinkShape) -> Iterator[str]:
-    """A link to the server of `url`, in a process of its own; yields the URL to use instead."""
+def link_simulator_process(url: str, shape: LinkShape) -> Iterator[LinkProcess]:
+    """A link to the server of `url`."""
     target = urlsplit(url)
-    command = [sys.executable, str(Path(__file__).resolve()), "--until-stdin-closes"]
-    command += ["--target", f"{target.hostname}:{target.port or 6379}", *_arguments(shape)]
+    command = [sys.executable, str(Path(__file__).resolve()), "--shapes-from-stdin"]
+    command += ["--target", f"{target.hostname}:{target.port or 6379}"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         if process.stdin is None or process.stdout is None:
             raise RuntimeError("no pipes")
         try:
+            process.stdin.write(json.dumps(asdict(shape)) + "\n")
+            process.stdin.flush()
             host, _, port = process.stdout.readline().strip().rpartition(":")
             if not port:
                 raise RuntimeError("the link simulator did not start")
-            yield _with_address(url, host, int(port))
+            yield LinkProcess(_with_address(url, host, int(port)), process.stdin)
         finally:
             # its stdin closes with us too, however we end
             process.stdin.close()
@@ -375,20 +401,9 @@ def _address(text: str) -> tuple[str, int]:
     return host or "127.0.0.1", int(port)
 
 
-def _arguments(shape: LinkShape) -> list[str]:
-    """The command line that `_shape` reads back."""
-    options: list[tuple[str, float | None]] = [
-        ("--delay-ms", shape.delay_s * 1e3),
-        ("--jitter-ms", shape.jitter_s * 1e3),
-        ("--up-mbit-s", None if shape.up_bytes_per_s is None else shape.up_bytes_per_s * 8e-6),
-        ("--down-mbit-s", None if shape.down_bytes_per_s is None else shape.down_bytes_per_s * 8e-6),
-        ("--stall-every-s", shape.stall_every_s),
-        ("--stall-s", shape.stall_s),
-    ]
-    return [part for name, value in options if value is not None for part in (name, repr(value))]
-
-
 def _shape(arguments: argparse.Namespace) -> LinkShape:
+    if arguments.shapes_from_stdin:
+        return LinkShape(**json.loads(sys.stdin.readline()))
     return LinkShape(
         delay_s=arguments.delay_ms / 1e3,
         jitter_s=arguments.jitter_ms / 1e3,
@@ -416,15 +431,16 @@ def main() -> None:
     parser.add_argument("--down-mbit-s", type=float, default=None, help="rate from the target; default unlimited")
     parser.add_argument("--stall-every-s", type=float, default=0.0, help="time between two stalls; default none")
     parser.add_argument("--stall-s", type=float, default=0.0, help="length of a stall")
-    parser.add_argument("--until-stdin-closes", action="store_true")
+    parser.add_argument("--shapes-from-stdin", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     (target_host, target_port), (host, port) = arguments.target, arguments.listen
     link = LinkSimulator(target_host, target_port, _shape(arguments), host=host, port=port)
     with link, contextlib.suppress(KeyboardInterrupt):
         print(f"{link.host}:{link.port}", flush=True)
-        if arguments.until_stdin_closes:
+        if arguments.shapes_from_stdin:
             _run_first()
-            sys.stdin.read()
+            for line in sys.stdin:
+                link.reshape(LinkShape(**json.loads(line)))
         else:
             link.wait()
 
