@@ -15,7 +15,8 @@ class DraftRow:
 
     slot: int
     #: prompt and committed tokens; the last one is the base token. Between `begin` and `end` of the slot this
-    #: only grows: what was drafted and refused was never in it.
+    #: only grows: what was drafted and refused was never in it. It may be the engine's own list: a drafter that
+    #: keeps it until `end` finds the job's last tokens there.
     tokens: Sequence[int]
     sampling: Sampling
     #: most tokens to draft; 0 asks for none

@@ -93,7 +93,7 @@ class ModelDrafter:
 
     @torch.inference_mode()
     def propose(self, rows: Sequence[DraftRow]) -> list[Proposal]:
-        """`limit` tokens for each row, or `effort` if less; fewer at the end of the drafter's cache, none once broken."""
+        """The wanted tokens for each row; fewer only at the end of the drafter's cache, none once broken."""
         limits = [self._limit(row) for row in rows]
         # The longest drafts first, so that the rows of every step are a prefix of those of the step before.
         order = sorted((place for place, limit in enumerate(limits) if limit), key=lambda p: -limits[p])
@@ -107,7 +107,7 @@ class ModelDrafter:
         return proposals
 
     def _limit(self, row: DraftRow) -> int:
-        """Tokens to draft: the last one is not fed, so it may stand one place behind the drafter's cache."""
+        """Tokens worth drafting. The last one is not fed: it may stand one place behind the drafter's cache."""
         if self._cached[row.slot].broken:
             return 0
         wanted = row.limit if row.effort is None else min(row.limit, row.effort)
