@@ -34,7 +34,7 @@ from relay.messages import (
 )
 from relay.transport import Received
 from tasks.generation import FinishReason, GenerationRequest, GenerationTask
-from tests.pair import Line, Outcomes
+from tests.pair import Line, Outcomes, options
 from workers.head.courier import Courier
 from workers.head.drafters import DraftRow, Proposal
 from workers.head.engine import HeadEngine
@@ -236,12 +236,7 @@ def test_every_text_is_the_models_own_whatever_the_wire_does_to_frames(
         FakeDrafter(rng, skill),
         Line(job(number, prompt, max_tokens) for number, (prompt, max_tokens) in enumerate(jobs)),
         outcomes,
-        head_id="h",
-        slots=slots,
-        draft_length=draft_length,
-        lanes=lanes,
-        prefill_chunk=6,
-        wire_dtype="float32",
+        options(slots=slots, draft_length=draft_length, lanes=lanes, prefill_chunk=6),
     )
 
     def connect() -> None:
@@ -272,12 +267,7 @@ def test_a_perfect_drafter_on_a_good_wire_commits_a_full_draft_and_one_token_eve
         FakeDrafter(random.Random(0), 1.0),
         Line([job(0, [1, 2, 3], 1 + 5 * 4)]),
         outcomes,
-        head_id="h",
-        slots=1,
-        draft_length=4,
-        lanes=1,
-        prefill_chunk=64,
-        wire_dtype="float32",
+        options(slots=1, draft_length=4, lanes=1, prefill_chunk=64),
     )
     wire = BadWire(TailEngine(FakeTail(1), slots=1, max_query=32), random.Random(0), [0])  # type: ignore[arg-type]
     engine.open(Courier(wire, clock=wire.clock))  # type: ignore[arg-type]

@@ -74,11 +74,12 @@ class Courier:
         self._number += 1
         return self._number
 
-    def send(self, lane: int, frame: Frame) -> None:
-        """Send a frame and await its verdict."""
+    def send(self, lane: int, frame: Frame) -> int:
+        """Send a frame and await its verdict; returns the frame's size in bytes."""
         now = self._clock()
         num_bytes = self._link.send(lane, frame)
         self._in_flight[frame.number] = InFlight(lane, frame, now, now, num_bytes)
+        return num_bytes
 
     def receive(self, timeout_s: float) -> Answered | None:
         """The next verdict on a frame in flight; None after `timeout_s`, or earlier after `wake`.

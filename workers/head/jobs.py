@@ -46,6 +46,10 @@ class Job:
         self.ledger.commit(kept)
         return kept, reason
 
+    def count_cached(self, num_tokens: int) -> None:
+        """So many of the job's first tokens were copied from another job's; only its prompt's count."""
+        self.ledger.cached_tokens = max(self.ledger.cached_tokens, min(num_tokens, self.num_prompt))
+
     def completed(self, head: str, reason: FinishReason) -> Outcome:
         """The outcome of a job whose text is complete."""
         return Outcome(

@@ -76,7 +76,7 @@ class SlotTable:
             return VoidReason.GENERATION
         if row.copy is None:
             return VoidReason.BASE if row.position != 0 else self._misfit_of_chunk(row)
-        if not 0 <= row.copy.slot < len(self._slots) or row.copy.slot == row.slot:
+        if not 0 <= row.copy.slot < len(self._slots):
             return VoidReason.COPY
         source = self._slots[row.copy.slot]
         if source.generation != row.copy.generation or not 0 < row.copy.length <= source.filled:
