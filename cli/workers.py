@@ -41,8 +41,10 @@ def head_options(function: F) -> F:
         click.option("--name", metavar="NAME", help="Served name. Default: the last part of MODEL."),
         click.option("--slots", type=int, help="Jobs decoded at the same time. Default: 16."),
         click.option("--draft-length", type=int, metavar="K", help="Tokens drafted per round; 0 = none. Default: 4."),
-        click.option("--drafter", type=click.Choice(["none", "ngram", "model"]), help="Default: ngram."),
-        click.option("--drafter-model", metavar="MODEL", help="The small model for `--drafter model`."),
+        click.option(
+            "--drafter", type=click.Choice(["none", "ngram", "suffix", "model", "hybrid"]), help="Default: ngram."
+        ),
+        click.option("--drafter-model", metavar="MODEL", help="The small model for `--drafter model` or `hybrid`."),
         click.option("--lanes", type=int, help="Groups of rows in flight. Default: 1."),
         click.option("--prefill-chunk", type=int, metavar="TOKENS", help="Default: 64."),
         click.option("--fronts", type=int, help="Celery consumer processes. Default: 8."),
