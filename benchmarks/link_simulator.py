@@ -206,7 +206,8 @@ class _End(asyncio.Protocol):
     def end(self) -> None:
         """Nothing more will be written here."""
         if not self.transport.is_closing():
-            self.transport.write_eof()
+            with contextlib.suppress(OSError):  # it broke just now: `connection_lost` is about to be called
+                self.transport.write_eof()
             self._end_one_way()
 
     def _end_one_way(self) -> None:
