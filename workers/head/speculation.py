@@ -48,8 +48,8 @@ from statistics import median
 
 #: the longest draft that `draft_length = "auto"` considers unless told otherwise
 MAX_DRAFT = 16
-#: drafts are this long at most until rounds of two sizes were measured
-START_LENGTH = 4
+#: drafts are this long at most, in turn, until rounds of two sizes were measured
+START_LENGTHS = (4, 1)
 #: acceptance of a drafter nothing is known of
 START_ACCEPTANCE = 0.6
 #: no draft token counts as surer than this
@@ -70,6 +70,8 @@ class LinearCost:
 
     #: measurements remembered of a size class
     WINDOW = 9
+    #: measurements after which a class's median can be trusted
+    ENOUGH = 3
     #: size classes remembered, the one unused for longest goes first
     MOST_CLASSES = 16
     #: measurements after which a class that got none counts half
@@ -94,8 +96,13 @@ class LinearCost:
 
     @property
     def num_sizes(self) -> int:
-        """How many different sizes were measured."""
-        return len(self._classes)
+        """How many different sizes were measured often enough."""
+        return sum(len(samples) >= self.ENOUGH for samples in self._classes.values())
+
+    @property
+    def is_empty(self) -> bool:
+        """Nothing was measured yet."""
+        return not self._classes
 
     @property
     def slope(self) -> float:
@@ -109,7 +116,9 @@ class LinearCost:
 
     def _line(self) -> tuple[float, float]:
         if self._fit is None:
-            self._fit = _fit([self._summary(key) for key in self._classes])
+            # A class of one or two may be an outlier alone.
+            known = [key for key, samples in self._classes.items() if len(samples) >= self.ENOUGH]
+            self._fit = _fit([self._summary(key) for key in known or self._classes])
         return self._fit
 
     def _summary(self, key: int) -> tuple[float, float, float]:
@@ -141,8 +150,8 @@ class Costs:
     #: a link's frames cross two wires, one after another (head to relay, relay to tail): either is busy for at
     #: least this part of the time that a byte is on its way
     BUSY_PART_OF_LINK = 0.5
-    #: from this part of the lanes' compute on, frames are taken to wait in line for it
-    SATURATED = 0.9
+    #: where the lanes' compute fills this part of a round's way around, frames are taken to wait in line for it
+    SATURATED = 0.75
 
     def __init__(self) -> None:
         self._draft_step = LinearCost()
@@ -150,6 +159,10 @@ class Costs:
         self._tail = LinearCost()
         self._link = LinearCost()
         self._bytes_up = LinearCost()
+        #: latest link times as they came
+        self._around: deque[float] = deque(maxlen=LinearCost.WINDOW)
+        #: rounds taken in
+        self.num_rounds = 0
 
     def observe_round(
         self,
@@ -185,16 +198,26 @@ class Costs:
         self._head.observe(positions, head_s)
         self._tail.observe(positions, tail_s)
         self._bytes_up.observe(tokens, bytes_up)
-        # In a busy pipeline a frame also waits for those in front of it: by Little's law a round then takes
-        # lanes x busiest part. Counted as link, that wait would make computing more look free.
-        way_around = draft_s + head_s + link_s + tail_s
-        saturated = lanes > 1 and lanes * max(draft_s + head_s, tail_s) >= self.SATURATED * way_around
-        if not saturated or self._link.num_sizes == 0 or link_s < self._link(bytes_up):
+        self._around.append(link_s)
+        if not self._waits_in_line(rows, longest, draft_steps, lanes) or link_s < self._link(bytes_up):
             self._link.observe(bytes_up, link_s)
+        self.num_rounds += 1
+
+    def _waits_in_line(self, rows: int, longest: int, draft_steps: int, lanes: int) -> bool:
+        """Whether frames wait for those in front of them, so that their link times do not tell of the link.
+
+        By Little's law a round in a saturated pipeline takes lanes x busiest part. Counted as link, the wait would
+        make more compute look free.
+        """
+        if lanes == 1 or self._link.is_empty:
+            return False
+        head = self.head_s(rows * (1 + longest)) + self.draft_s(draft_steps, rows)
+        tail = self.tail_s(rows * (1 + longest))
+        return lanes * max(head, tail) >= self.SATURATED * (head + median(self._around) + tail)
 
     @property
     def known(self) -> bool:
-        """Whether rounds of more than one size were measured: before, slopes are guesses."""
+        """Whether rounds of more than one size were measured well enough: before, slopes are guesses."""
         return self._head.num_sizes > 1 and self._tail.num_sizes > 1
 
     def draft_s(self, steps: int, rows: int) -> float:
@@ -318,6 +341,11 @@ def worth_sending(confidence: Sequence[float], threshold: float = LEAST_CHANCE) 
     return next((num for num, chance in enumerate(chances) if chance < threshold), len(confidence))
 
 
+def _hopeful(rate: float, tries: float) -> float:
+    """A rate plus its standard error: what was tried little is tried more, or bad luck would have the last word."""
+    return rate + math.sqrt(rate * (1.0 - rate) / tries)
+
+
 class Acceptance:
     """How often drafted tokens are accepted, by depth: a running estimate of which old rounds fade out.
 
@@ -358,10 +386,10 @@ class Acceptance:
         return (weight * prior + sum(self._accepted)) / (weight + sum(self._tested))
 
     def conditional(self, limit: int) -> list[float]:
-        """The same for each of the first `limit` depths."""
+        """The same for each of the first `limit` depths, on the hopeful side."""
         rate, weight = self.rate, self.PRIOR_WEIGHT
         if self._prior is None:
-            leaning = [rate] * limit
+            leaning = [_hopeful(rate, weight + sum(self._tested))] * limit
         else:
             better = rate / max(self._prior.rate, 1e-6)
             leaning = [chance * better for chance in self._prior.conditional(limit)]
@@ -396,10 +424,10 @@ class Calibration:
             self._accepted[index] = self._accepted[index] * fade + (depth < accepted)
 
     def probability(self, confidence: float) -> float:
-        """Probability that such a token is accepted if those before it were."""
+        """Probability that such a token is accepted if those before it were, on the hopeful side."""
         index, weight = self._class(confidence), self.PRIOR_WEIGHT
         chance = (weight * confidence + self._accepted[index]) / (weight + self._tested[index])
-        return min(MOST_SURE, chance)
+        return min(MOST_SURE, _hopeful(chance, weight + self._tested[index]))
 
     def _class(self, confidence: float) -> int:
         return min(int(confidence * self.NUM_CLASSES), self.NUM_CLASSES - 1)
@@ -455,7 +483,9 @@ class Planner:
 
     def limit(self, remaining: int) -> int:
         """Most tokens to draft for a row that may still commit `remaining`: the verdict itself adds one."""
-        most = self._max_draft if self.costs.known else min(START_LENGTH, self._max_draft)
+        most = self._max_draft
+        if not self.costs.known:
+            most = min(most, START_LENGTHS[self.costs.num_rounds % len(START_LENGTHS)])
         return max(0, min(most, remaining - 1))
 
     def effort(self, slots: Sequence[int], limits: Sequence[int], lanes: int = 1) -> list[int]:
@@ -478,10 +508,8 @@ class Planner:
             if any(confidence):
                 self._probe = _Probe(min(2 * self._probe.interval, self.LAST_PROBE))
             return [min(1, len(sure)) for sure in confidence]
-        rows = [
-            RowState.given(self._promise(slot, sure[: worth_sending(sure)]))
-            for slot, sure in zip(slots, confidence, strict=True)
-        ]
+        promised = [self._promise(slot, sure) for slot, sure in zip(slots, confidence, strict=True)]
+        rows = [RowState.given(chances[: worth_sending(chances)]) for chances in promised]
         lengths = plan(rows, self.costs, lanes=lanes, drafted=True)
         self._probe = _Probe(self.FIRST_PROBE) if any(lengths) else _Probe(self._probe.interval, self._probe.idle + 1)
         return lengths
