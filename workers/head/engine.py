@@ -170,7 +170,8 @@ class HeadEngine:
         slots.sort(key=lambda slot: slot.index)  # the caches of neighbours are read without copying
         for slot in slots:
             self._scheduler.depart(slot)
-        made = self._rounds.make(self._link().next_number(), slots, self._lanes.num_busy)
+        lanes = self._lanes.num_used(self._scheduler.num_rows)
+        made = self._rounds.make(self._link().next_number(), slots, lanes)
         self._send(lane, made.frame, made)
 
     def _send(self, lane: int, frame: Prefill | Round, made: MadeRound | MadeChunk) -> None:
@@ -249,7 +250,7 @@ class HeadEngine:
                 self._verified(slot, answer, made.confidence[index])
             elif isinstance(answered.frame, Prefill):
                 self._prefilled(slot, answer, answered.frame)
-        self._timeline.applied(answered, self._lanes.num, began, time.perf_counter())
+        self._timeline.applied(answered, began, time.perf_counter())
 
     def _prefilled(self, slot: HeadSlot, answer: Accepted, frame: Prefill) -> None:
         slot.hold(frame.position + frame.hidden.shape[0])

@@ -30,15 +30,15 @@ class Lanes:
         #: rounds that may be in flight at once
         self.num = most if fixed else 1
 
-    @property
-    def num_busy(self) -> int:
-        """Rounds in flight."""
-        return len(self._busy)
-
     def adapt(self, rows: int, longest: int, costs: Costs) -> None:
         """Choose the number of lanes for so many rows that draft up to `longest` tokens."""
         if not self._fixed and rows:
             self.num = num_lanes(rows, longest, costs, most=self._most, present=self.num)
+
+    def num_used(self, rows: int) -> int:
+        """Rounds that so many rows keep in flight."""
+        share = -(-rows // self.num)
+        return -(-rows // share) if share else 1
 
     def share(self, ready: Sequence[R], rows: int) -> tuple[int, list[R]] | None:
         """A free lane and the rows it takes of those `ready`, of `rows` in all; None: no lane, or no row."""

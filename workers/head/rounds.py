@@ -71,6 +71,8 @@ class MadeRound:
     confidence: tuple[tuple[float, ...], ...]
     #: most steps that the drafter was asked for
     effort: int
+    #: rounds in flight at the same time
+    lanes: int
     draft_s: float
     head_s: float
 
@@ -94,7 +96,7 @@ class RoundMaker:
         self._policy = policy
 
     def make(self, number: int, slots: Sequence[HeadSlot], lanes: int) -> MadeRound:
-        """A round of the slots' rows; `lanes` are as many rounds as will be in flight, this one included."""
+        """A round of the slots' rows; `lanes` rounds will be in flight at the same time, this one included."""
         started = time.perf_counter()
         jobs = [_job(slot) for slot in slots]
         drafts, effort = self._draft(slots, jobs, lanes)
@@ -108,7 +110,7 @@ class RoundMaker:
         )
         confidence = tuple(sure for _, sure in drafts)
         frame = Round(number, rows, hidden)
-        return MadeRound(frame, confidence, effort, drafted - started, time.perf_counter() - drafted)
+        return MadeRound(frame, confidence, effort, lanes, drafted - started, time.perf_counter() - drafted)
 
     def _draft(
         self, slots: Sequence[HeadSlot], jobs: Sequence[Job], lanes: int

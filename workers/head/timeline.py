@@ -77,7 +77,7 @@ class Timeline:
             answered.bytes_down // num_rows,
         )
 
-    def applied(self, answered: Answered, lanes: int, began: float, ended: float) -> None:
+    def applied(self, answered: Answered, began: float, ended: float) -> None:
         """A verdict was put to use from `began` to `ended`; rounds teach what the next ones will cost."""
         sent, verdict = self._sent.pop(answered.frame.number), answered.verdict
         made = sent.made
@@ -92,7 +92,7 @@ class Timeline:
                 link_s=answered.link_s,
                 tail_s=verdict.tail_s,
                 bytes_up=answered.bytes_up,
-                lanes=lanes,
+                lanes=made.lanes,
             )
         self._draw(answered, began, ended)
 
