@@ -170,6 +170,8 @@ class Result:
     """One run. Times in seconds since the first job could start."""
 
     wall_s: float
+    #: of our process, the head
+    cpu_s: float
     outcomes: list[Outcome]
     record: Record
     traffic: MeasuringCourier
@@ -241,16 +243,16 @@ class Rig:
             intake.deliver(GenerationTask(f"job{number}", 1, "bench", f"c{number}", "m", request))
         engine = self._engine(settings, way, intake, record)
         with self._session(settings) as courier:
-            record.began = time.perf_counter()
+            record.began, cpu_began = time.perf_counter(), time.process_time()
             engine.open(courier)
             while len(record.outcomes) < len(requests):
                 engine.step()
-            wall_s = time.perf_counter() - record.began
+            wall_s, cpu_s = time.perf_counter() - record.began, time.process_time() - cpu_began
         outcomes = [record.outcomes[f"job{number}.1"] for number in range(len(requests))]
         failed = [outcome.failure_message for outcome in outcomes if outcome.failure is not None]
         if failed:
             raise RuntimeError(f"{len(failed)} jobs failed: {failed[0]}")
-        return Result(wall_s, outcomes, record, courier, _resident_mb(), self._redis_mb())
+        return Result(wall_s, cpu_s, outcomes, record, courier, _resident_mb(), self._redis_mb())
 
     def _engine(self, settings: HeadSettings, way: Way, intake: Intake, record: Record) -> HeadEngine:
         options = engine_options(settings, self._served.profile.wire_dtype)
