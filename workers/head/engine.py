@@ -254,8 +254,8 @@ class HeadEngine:
 
     def _prefilled(self, slot: HeadSlot, answer: Accepted, frame: Prefill) -> None:
         slot.hold(frame.position + frame.hidden.shape[0])
-        if frame.copy is not None:
-            _job(slot).count_cached(frame.copy.length)
+        if frame.round == 0:
+            _job(slot).count_cached(frame.position)
         if answer.tokens:
             self._commit(slot, answer)
 

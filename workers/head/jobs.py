@@ -47,8 +47,9 @@ class Job:
         return kept, reason
 
     def count_cached(self, num_tokens: int) -> None:
-        """So many of the job's first tokens were copied from another job's; only its prompt's count."""
-        self.ledger.cached_tokens = max(self.ledger.cached_tokens, min(num_tokens, self.num_prompt))
+        """So many tokens were copied, not prefilled; what a job needs to go on again does not count."""
+        if not self.ledger.num_tokens:
+            self.ledger.cached_tokens = num_tokens
 
     def completed(self, head: str, reason: FinishReason) -> Outcome:
         """The outcome of a job whose text is complete."""
