@@ -142,7 +142,7 @@ def generate(
             prefix_reuse=prefix_reuse,
         ),
     )
-    with _session(halves, concurrency, num_lanes(lanes)) as courier:
+    with session(halves, concurrency, num_lanes(lanes)) as courier:
         engine.open(courier)
         while len(outcomes.finished) < len(tasks):
             engine.step()
@@ -150,7 +150,7 @@ def generate(
 
 
 @contextmanager
-def _session(halves: Halves, slots: int, lanes: int) -> Iterator[Courier]:
+def session(halves: Halves, slots: int, lanes: int) -> Iterator[Courier]:
     """A tail in a thread, found and leased as in production."""
     hub, stop = MemoryHub(), threading.Event()
     profile = Profile("f", "float32", "none", "float32", False, halves.head.max_length)
@@ -158,12 +158,12 @@ def _session(halves: Halves, slots: int, lanes: int) -> Iterator[Courier]:
     tail = threading.Thread(target=TailWorker(MemoryRelay(hub), info, halves.tail).serve, args=(stop,), daemon=True)
     tail.start()
     offer = HeadOffer("head", profile, 1, slots, lanes, MAX_QUERY)
-    session = TailSearch(MemoryRelay(hub), offer).wait(threading.Event(), 20)
-    assert session is not None
+    found = TailSearch(MemoryRelay(hub), offer).wait(threading.Event(), 20)
+    assert found is not None
     try:
-        yield Courier(session.link)
+        yield Courier(found.link)
     finally:
-        session.close()
+        found.close()
         stop.set()
         tail.join(10)
 

@@ -11,6 +11,7 @@ import zlib
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Literal, TypeVar
 from unittest.mock import patch
 
@@ -325,6 +326,30 @@ def test_a_perfect_drafter_on_a_good_wire_commits_a_full_draft_and_one_token_eve
     metrics = outcomes.finished["job0.1"].metrics
     assert metrics is not None
     assert (metrics.rounds, metrics.tokens_per_round, metrics.accepted, metrics.drafted) == (4, 5.0, 16, 16)
+
+
+@pytest.mark.parametrize("lanes", [1, 2, 3, 5])
+def test_no_row_waits_more_than_twice_as_long_as_rows_do_on_average(lanes: int) -> None:
+    slots, outcomes = 7, Outcomes()
+    engine = HeadEngine(
+        FakeHead(slots),  # type: ignore[arg-type]
+        FakeDrafter(random.Random(0), 0.5),
+        Line(job(number, [number, 2, 3], 30) for number in range(slots)),
+        outcomes,
+        options(slots=slots, draft_length=3, lanes=lanes),
+    )
+    wire = BadWire(TailEngine(FakeTail(slots), slots=slots, max_query=32), random.Random(0), [0], delay=0.6)  # type: ignore[arg-type]
+    engine.open(Courier(wire, clock=wire.clock))  # type: ignore[arg-type]
+    while not outcomes.finished:
+        engine.step()
+    rounds = [frame for frame in wire.seen if isinstance(frame, Round)]
+    turns = [[place for place, frame in enumerate(rounds) if slot in _slots_of(frame)] for slot in range(slots)]
+    gaps = [after - before for places in turns for before, after in pairwise(places)]
+    assert max(gaps) <= 2 * sum(gaps) / len(gaps) + 1  # frames are whole
+
+
+def _slots_of(frame: Round) -> set[int]:
+    return {row.slot for row in frame.rows}
 
 
 # -- the tail's slot table, transition by transition ------------------------------------------------------------
