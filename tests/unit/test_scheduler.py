@@ -10,7 +10,7 @@ from relay.messages import Sampling
 from tasks.generation import GenerationRequest, GenerationTask
 from workers.head.jobs import Job
 from workers.head.prefixes import MIN_COPY, MIN_WAIT, common_length
-from workers.head.scheduler import Chunk, Scheduler
+from workers.head.scheduler import LANE_CREDIT, SLOT_CREDIT, Chunk, Scheduler
 from workers.head.slots import HeadSlot, Phase
 
 SYSTEM = list(range(100, 160))
@@ -23,8 +23,8 @@ def job(name: str, tokens: Sequence[int]) -> Job:
     return Job(task, sampling, None, list(tokens), len(tokens), 8)  # type: ignore[arg-type]
 
 
-def scheduler(slots: int = 2, *, credit: int = 8, prefix_reuse: bool = True) -> Scheduler:
-    return Scheduler(slots=slots, prefill_credit=credit, prefix_reuse=prefix_reuse)
+def scheduler(slots: int = 2, *, lanes: int = 2, prefix_reuse: bool = True) -> Scheduler:
+    return Scheduler(slots=slots, lanes=lanes, prefix_reuse=prefix_reuse)
 
 
 def admitted(scheduler: Scheduler, *jobs: Job) -> list[HeadSlot]:
@@ -43,7 +43,7 @@ def sent(chunk: Chunk | None) -> Chunk:
 def answered(scheduler: Scheduler, chunk: Chunk) -> None:
     """The tail applied the chunk; a last one's slot decodes."""
     slot = chunk.slot
-    slot.answered(slot.round)
+    slot.answered(min(slot.awaited))
     slot.hold(chunk.start + chunk.length)
     if chunk.last:
         scheduler.decode(slot)
@@ -68,14 +68,25 @@ def test_jobs_get_slots_in_the_order_in_which_they_came() -> None:
 
 
 def test_a_prompt_is_prefilled_in_chunks_of_which_only_so_many_are_under_way() -> None:
-    line = scheduler(1, credit=2)
-    admitted(line, job("a", range(10)))
-    chunks = [sent(line.next_chunk(4)), sent(line.next_chunk(4))]
+    line = scheduler(2)
+    first, second = admitted(line, job("a", range(40)), job("b", range(100, 104)))
+    chunks = [sent(line.next_chunk(4)) for _ in range(SLOT_CREDIT)]
+    assert {chunk.slot for chunk in chunks} == {first}
+    assert sent(line.next_chunk(4)).slot is second
     assert line.next_chunk(4) is None
     answered(line, chunks[0])
-    chunks[0].slot.awaited.clear()
-    chunks.append(sent(line.next_chunk(4)))
-    assert [(chunk.start, chunk.length, chunk.last) for chunk in chunks] == [(0, 4, False), (4, 4, False), (8, 2, True)]
+    chunks += [sent(line.next_chunk(4))]
+    assert [(chunk.start, chunk.length) for chunk in chunks] == [(4 * number, 4) for number in range(9)]
+    assert not any(chunk.last for chunk in chunks)
+
+
+def test_no_more_chunks_are_under_way_on_a_lane_than_its_stream_keeps() -> None:
+    line = scheduler(6, lanes=2)
+    admitted(line, *(job(name, range(index * 100, index * 100 + 40)) for index, name in enumerate("abcdef")))
+    lanes = []
+    while (chunk := line.next_chunk(4)) is not None:
+        lanes.append(line.prefill_lane(sent(chunk).slot))
+    assert [lanes.count(0), lanes.count(1)] == [LANE_CREDIT, LANE_CREDIT]
 
 
 @pytest.mark.parametrize("length", [0, 1, MIN_COPY - 1, MIN_COPY, 40, 59, 60])

@@ -32,8 +32,6 @@ from workers.head.uplink import Uplink
 
 log = logging.getLogger(__name__)
 
-#: prefill chunks in flight at once; below the tail's stored answers and the streams' MAXLEN
-PREFILL_CREDIT = 8
 #: a job whose prefill had to begin anew this often without a commit fails
 MAX_RESTARTS = 5
 #: how long a turn waits for a verdict or a job; only the checks between turns need it to end at all
@@ -91,11 +89,9 @@ class HeadEngine:
         self._forward = HeadForward(shard, options.wire_dtype)
         self._policy = draft_policy(options.draft_length, options.max_draft_length)
         self._rounds = RoundMaker(self._forward, drafter, self._policy)
-        self._scheduler = Scheduler(
-            slots=options.slots, prefill_credit=PREFILL_CREDIT, prefix_reuse=options.prefix_reuse
-        )
+        self._scheduler = Scheduler(slots=options.slots, lanes=options.lanes, prefix_reuse=options.prefix_reuse)
         self._lanes = Lanes(options.lanes, fixed=not options.adapt_lanes)
-        self._uplink = Uplink(self._policy.costs, self._forward.bytes_per_token, options.prefill_chunk)
+        self._uplink = Uplink(self._forward.bytes_per_token, options.prefill_chunk)
         self._timeline = Timeline(self._policy.costs, trace or NoTrace())
         self._courier: Courier | None = None
         #: whether this turn found something to send: then the next one may, too
@@ -216,9 +212,8 @@ class HeadEngine:
             copy=copy,
             hidden=self._forward.run([tokens], [slot.index], [chunk.start]),
         )
-        # A slot's chunks must stay in order: all of them take the same lane.
         made = MadeChunk(chunk.length, time.perf_counter() - started)
-        self._send(slot.index % self._options.lanes, frame, made)
+        self._send(self._scheduler.prefill_lane(slot), frame, made)
 
     # -- collect ----------------------------------------------------------------------------------------------
 
@@ -236,6 +231,8 @@ class HeadEngine:
     def _apply(self, answered: Answered) -> None:
         began = time.perf_counter()
         made, spent = self._timeline.made(answered.frame.number), self._timeline.spent(answered)
+        if not answered.resent:
+            self._uplink.measured(answered.bytes_up, answered.link_s)
         if isinstance(answered.frame, Round):
             self._lanes.answered(answered.lane)
         for index, answer in enumerate(answered.verdict.rows):

@@ -14,6 +14,11 @@ from workers.head.jobs import Job
 from workers.head.prefixes import Match, best_match, held_match, worth_waiting_for
 from workers.head.slots import NOTHING_HELD, HeadSlot, Phase
 
+#: prefill chunks of a slot in flight at once; below the answers that the tail stores
+SLOT_CREDIT = 8
+#: and on a lane: below the entries that a stream keeps
+LANE_CREDIT = 16
+
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
@@ -30,10 +35,9 @@ class Chunk:
 class Scheduler:
     """Slots and the line of waiting jobs, first come first served."""
 
-    def __init__(self, *, slots: int, prefill_credit: int, prefix_reuse: bool) -> None:
+    def __init__(self, *, slots: int, lanes: int, prefix_reuse: bool) -> None:
         self.slots = [HeadSlot(index) for index in range(slots)]
-        #: most prefill chunks in flight at once
-        self._credit = prefill_credit
+        self._num_lanes = lanes
         self._prefix_reuse = prefix_reuse
         self._waiting: deque[Job] = deque()
         #: slots with chunks to send, in the order in which they began
@@ -120,15 +124,22 @@ class Scheduler:
 
     def next_chunk(self, most: int) -> Chunk | None:
         """At most `most` tokens of the slot that has prefilled longest; None: nothing to send, or no credit."""
-        in_flight = sum(len(slot.awaited) for slot in self.slots if slot.phase is Phase.PREFILL)
-        if in_flight >= self._credit:
-            return None
+        in_flight = [0] * self._num_lanes
+        for slot in self.slots:
+            if slot.phase is Phase.PREFILL:
+                in_flight[self.prefill_lane(slot)] += len(slot.awaited)
         for slot in self._prefilling:
+            if len(slot.awaited) >= SLOT_CREDIT or in_flight[self.prefill_lane(slot)] >= LANE_CREDIT:
+                continue
             if slot.round >= 0:
                 return self._cut(slot, most, None)
             if not self._must_wait(slot):
                 return self._cut(slot, most, self._start(slot))
         return None
+
+    def prefill_lane(self, slot: HeadSlot) -> int:
+        """The lane of all chunks of a slot: they must stay in order."""
+        return slot.index % self._num_lanes
 
     @property
     def num_prefilling(self) -> int:

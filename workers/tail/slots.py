@@ -12,7 +12,8 @@ from typing import TypeVar
 
 from relay.messages import Accepted, Draft, Prefill, Release, Sampling, Void, VoidReason
 
-#: answers kept per slot for resent rows; above the head's prefill credit, so every unanswered row can be repeated
+#: answers kept per slot for resent rows; above the head's prefill credit for a slot, so that every unanswered row can
+#: be repeated
 NUM_STORED_ANSWERS = 16
 
 Row = Prefill | Draft | Release
