@@ -5,10 +5,12 @@ PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
 BIN = $(VENV)/bin
 STAMP = $(VENV)/.stamp
 PYTEST_ARGS ?=
+# e.g. make bench-wan BENCH_ARGS=--quick
+BENCH_ARGS ?=
 
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: help demo test lint check parity bench clean
+.PHONY: help demo test lint check parity bench bench-wan clean
 
 help:
 	@echo "make demo    run 16 prompts through a small model cut in two"
@@ -17,6 +19,7 @@ help:
 	@echo "make check   lint and test: what CI runs"
 	@echo "make parity  the slow tests: the full parity matrix on the real model"
 	@echo "make bench   tokens per second of this machine"
+	@echo "make bench-wan  what a long link costs: head and tail over simulated links"
 	@echo "make clean   remove .venv and caches"
 
 $(STAMP): pyproject.toml constraints.txt
@@ -48,6 +51,9 @@ parity: $(STAMP)
 
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks.batch
+
+bench-wan: $(STAMP)
+	$(BIN)/python -m benchmarks.wan $(BENCH_ARGS)
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist

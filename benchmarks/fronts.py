@@ -17,7 +17,7 @@ from pathlib import Path
 
 import redis
 
-from benchmarks.delay_proxy import delay_proxy_process
+from benchmarks.link_simulator import LinkShape, link_simulator_process
 from relay.embedded import EmbeddedRedis
 from tasks import keys
 from tasks.generation import GenerationRequest, GenerationTask
@@ -59,9 +59,9 @@ def measure(setup: Setup) -> Figures:
     """One run with a server, a delaying proxy and fronts of its own."""
     with tempfile.TemporaryDirectory() as directory, EmbeddedRedis(Path(directory), persistent=False) as server:
         near = redis.Redis.from_url(server.url, protocol=2)
-        with delay_proxy_process(server.url, delay_s=setup.rtt_ms / 2000) as far_url:
+        with link_simulator_process(server.url, LinkShape(delay_s=setup.rtt_ms / 2000)) as far:
             publish(server.url, setup.slots * 2)
-            with head(setup, near, far_url, None) as (engine, _):
+            with head(setup, near, far.url, None) as (engine, _):
                 fill_s = fill(engine, setup.slots)
                 near.delete(*keys.ready(MODEL))
                 engine.server.set_consuming(False)
@@ -69,7 +69,7 @@ def measure(setup: Setup) -> Figures:
                 wait(lambda: not near.hlen(keys.unacked(HEAD)))
             near.flushall()
             publish(server.url, setup.jobs)
-            with head(setup, near, far_url, setup.job_s) as (engine, fronts):
+            with head(setup, near, far.url, setup.job_s) as (engine, fronts):
                 before = usage(fronts.pids())
                 took_s = flow(engine, near, setup.jobs)
                 after = usage(fronts.pids())

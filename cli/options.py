@@ -77,6 +77,19 @@ def log_option(function: F) -> F:
     )(function)
 
 
+def count_or_auto(value: str | int) -> int | str:
+    """The type of an option that is a whole number from 0, or `auto`."""
+    if value == "auto":
+        return "auto"
+    try:
+        count = int(value)
+    except ValueError:
+        count = -1
+    if count < 0:
+        raise click.BadParameter(f"{value!r} is neither a number from 0 nor 'auto'.")
+    return count
+
+
 def given(**values: Any) -> dict[str, Any]:
     """The options that were given: the rest is left to the environment and to the defaults."""
     return {name: value for name, value in values.items() if value is not None}

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import click
 
-from cli.options import broker_option, database_option, given, insecure_option, log_option, relay_option
+from cli.options import broker_option, count_or_auto, database_option, given, insecure_option, log_option, relay_option
 from cli.processes import die_with_parent
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -35,14 +35,34 @@ def head_options(function: F) -> F:
     options = [
         click.option("--name", metavar="NAME", help="Served name. Default: the last part of MODEL."),
         click.option("--slots", type=int, help="Jobs decoded at the same time. Default: 16."),
-        click.option("--draft-length", type=int, metavar="K", help="Tokens drafted per round; 0 = none. Default: 4."),
-        click.option("--drafter", type=click.Choice(["none", "ngram", "model"]), help="Default: ngram."),
-        click.option("--drafter-model", metavar="MODEL", help="The small model for `--drafter model`."),
-        click.option("--lanes", type=int, help="Groups of rows in flight. Default: 1."),
+        click.option(
+            "--draft-length",
+            type=count_or_auto,
+            metavar="K|auto",
+            help="Tokens drafted per row; 0 = none; `auto` goes by measured acceptance and cost. Default: auto.",
+        ),
+        click.option("--max-draft-length", type=int, metavar="K", help="Longest draft of `auto`. Default: 16."),
+        click.option(
+            "--drafter", type=click.Choice(["none", "ngram", "suffix", "model", "hybrid"]), help="Default: ngram."
+        ),
+        click.option("--drafter-model", metavar="MODEL", help="The small model for `--drafter model` or `hybrid`."),
+        click.option(
+            "--lanes",
+            type=count_or_auto,
+            metavar="N|auto",
+            help="Rounds in flight at the same time; `auto` goes by measured times. Default: auto.",
+        ),
+        click.option("--max-lanes", type=int, metavar="N", help="Most lanes of `auto`. Default: 8."),
         click.option("--prefill-chunk", type=int, metavar="TOKENS", help="Default: 64."),
+        click.option(
+            "--prefix-reuse/--no-prefix-reuse",
+            default=None,
+            help="Copy what a prompt has in common with a recent one. Default: yes.",
+        ),
         click.option("--fronts", type=int, help="Celery consumer processes. Default: 8."),
         click.option("--tail-timeout-s", type=float, help="Give up at start without a tail. Default: wait."),
         click.option("--grace-s", type=float, help="Seconds to finish running jobs when stopped. Default: 10."),
+        click.option("--trace", metavar="FILE", help="Write a timeline of every round, in Chrome trace format."),
     ]
     for option in reversed(options):
         function = option(function)
@@ -60,8 +80,14 @@ def worker_arguments(options: Mapping[str, Any]) -> tuple[tuple[str, ...], tuple
 
 
 def _arguments(options: Mapping[str, Any]) -> tuple[str, ...]:
-    given_options = {f"--{name.replace('_', '-')}": str(value) for name, value in given(**options).items()}
-    return tuple(part for pair in given_options.items() for part in pair)
+    arguments: list[str] = []
+    for name, value in given(**options).items():
+        option = name.replace("_", "-")
+        if isinstance(value, bool):
+            arguments.append(f"--{option}" if value else f"--no-{option}")
+        else:
+            arguments += [f"--{option}", str(value)]
+    return tuple(arguments)
 
 
 @click.command("head")

@@ -364,13 +364,13 @@ def _read_row(value: object) -> Accepted | Void:
 
 
 def _write_verdict(m: Verdict) -> list[Any]:
-    return [m.number, [_write_row(row) for row in m.rows], float(m.tail_s)]
+    return [m.number, [_write_row(row) for row in m.rows], float(m.tail_s), float(m.waited_s)]
 
 
 def _read_verdict(f: _Fields, _: memoryview) -> Verdict:
     number = f.long("number")
     rows = tuple(_read_row(row) for row in f.array("rows", MAX_ROWS))
-    return Verdict(number, rows, f.number("tail_s"))
+    return Verdict(number, rows, f.number("tail_s"), f.number("waited_s"))
 
 
 class _Kind(NamedTuple):
@@ -390,7 +390,7 @@ _KINDS = {
     3: _Kind(Round, 3, True, _write_round, _read_round),
     4: _Kind(Release, 4, False, _write_release, _read_release),
     17: _Kind(Welcome, 2, False, _write_welcome, _read_welcome),
-    18: _Kind(Verdict, 3, False, _write_verdict, _read_verdict),
+    18: _Kind(Verdict, 4, False, _write_verdict, _read_verdict),
     19: _Kind(Error, 3, False, _write_error, _read_error),
 }
 _KIND_OF = {kind.message: number for number, kind in _KINDS.items()}

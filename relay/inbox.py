@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import queue
 import threading
+import time
+from enum import Enum, auto
 from typing import Generic, TypeVar
 
 from relay.codec import MAX_FRAME_BYTES, decode
@@ -17,6 +19,15 @@ log = logging.getLogger(__name__)
 M = TypeVar("M", bound=Message)
 
 
+class _Mark(Enum):
+    """What stands between the frames."""
+
+    #: the link's end
+    END = auto()
+    #: whoever waits shall look up
+    WAKE = auto()
+
+
 class Inbox(Generic[M]):
     """Decodes frames as they come; drops, with a logged reason, malformed and misdirected ones."""
 
@@ -24,13 +35,14 @@ class Inbox(Generic[M]):
         self._kinds = kinds
         self._name = name
         self._max_bytes = max_bytes
-        #: None marks the end of the link
-        self._arrived: queue.SimpleQueue[Received[M] | None] = queue.SimpleQueue()
+        self._arrived: queue.SimpleQueue[Received[M] | _Mark] = queue.SimpleQueue()
         self._lost: LinkLost | None = None
+        self._woken = False
         self._lock = threading.Lock()
 
     def deliver(self, lane: int, data: bytes) -> None:
         """Take in a frame, from any thread."""
+        at = time.perf_counter()
         try:
             message = decode(data, self._max_bytes)
             if not isinstance(message, self._kinds):
@@ -38,7 +50,7 @@ class Inbox(Generic[M]):
         except FrameInvalid as error:
             log.warning("%s, lane %d: frame of %d bytes dropped: %s", self._name, lane, len(data), error)
             return
-        self._arrived.put(Received(lane, message, len(data)))
+        self._arrived.put(Received(lane, message, len(data), at))
 
     def lose(self, error: LinkLost) -> bool:
         """End the link: after the frames so far `receive` raises `error`. False if it had ended already."""
@@ -46,8 +58,16 @@ class Inbox(Generic[M]):
             if self._lost is not None:
                 return False
             self._lost = error
-        self._arrived.put(None)
+        self._arrived.put(_Mark.END)
         return True
+
+    def wake(self) -> None:
+        """As `transport.HeadLink.wake`."""
+        with self._lock:
+            if self._woken:  # one mark in the queue is enough
+                return
+            self._woken = True
+        self._arrived.put(_Mark.WAKE)
 
     def receive(self, timeout_s: float) -> Received[M] | None:
         """As `transport.HeadLink.receive`."""
@@ -55,7 +75,11 @@ class Inbox(Generic[M]):
             received = self._arrived.get(timeout=timeout_s) if timeout_s > 0 else self._arrived.get_nowait()
         except queue.Empty:
             return None
-        if received is None:
-            self._arrived.put(None)
+        if received is _Mark.WAKE:
+            with self._lock:
+                self._woken = False
+            return None
+        if received is _Mark.END:
+            self._arrived.put(_Mark.END)
             raise LinkLost(str(self._lost)) from self._lost
         return received

@@ -139,6 +139,9 @@ class MemoryLink(Generic[S, R]):
     def receive(self, timeout_s: float) -> Received[R] | None:
         return self._inbox.receive(timeout_s)
 
+    def wake(self) -> None:
+        self._inbox.wake()
+
     def close(self) -> None:
         self._closed = True
         self._inbox.lose(LinkLost("the link was closed"))

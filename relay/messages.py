@@ -197,8 +197,10 @@ class Verdict:
 
     number: int
     rows: tuple[Accepted | Void, ...]
-    #: seconds the tail worked on the frame; 0 for a stored answer
+    #: seconds the tail worked on the frame, its share where several ran as one; 0 for a stored answer
     tail_s: float
+    #: seconds the frame lay at the tail besides
+    waited_s: float = 0.0
 
 
 Upward = Hello | Prefill | Round | Release

@@ -107,6 +107,9 @@ class RedisLink(Generic[S, R]):
     def receive(self, timeout_s: float) -> Received[R] | None:
         return self._inbox.receive(timeout_s)
 
+    def wake(self) -> None:
+        self._inbox.wake()
+
     def close(self) -> None:
         self._lose(LinkLost("the link was closed"))
         for end in self._ends:

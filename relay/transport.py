@@ -34,6 +34,8 @@ class Received(Generic[M]):
     message: M
     #: size of the encoded frame
     num_bytes: int
+    #: `time.perf_counter` when it had arrived, however long it then waited to be taken
+    at: float
 
 
 class HeadLink(Protocol):
@@ -43,7 +45,13 @@ class HeadLink(Protocol):
         """Hand over a frame and return its size in bytes. Never waits for the other side."""
 
     def receive(self, timeout_s: float) -> Received[Downward] | None:
-        """The next frame of any lane, or None after `timeout_s`. Raises `LinkLost` when the transport broke."""
+        """The next frame of any lane; None after `timeout_s`, or earlier after `wake`.
+
+        Raises `LinkLost` when the transport broke.
+        """
+
+    def wake(self) -> None:
+        """From any thread: the present `receive`, else the next one, returns None without waiting further."""
 
     def close(self) -> None:
         """Stop reading and writing; safe to call twice."""

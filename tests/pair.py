@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from transformers import AutoModelForCausalLM
@@ -26,12 +26,15 @@ from workers.head.courier import Courier
 from workers.head.drafters import Drafter
 from workers.head.engine import HeadEngine
 from workers.head.jobs import Job
+from workers.head.options import EngineOptions
 from workers.head.prompts import PromptReader
 from workers.head.session import HeadOffer, TailSearch
 from workers.tail.worker import TailWorker
 
 #: tokens a row brings at most in these tests
 MAX_QUERY = 64
+#: lanes that an engine may choose from
+MAX_LANES = 4
 
 
 @dataclass(frozen=True)
@@ -86,15 +89,43 @@ class Outcomes:
     def hand_back(self, task_id: str) -> None: ...
 
 
+def options(
+    *,
+    slots: int,
+    draft_length: int | Literal["auto"] = "auto",
+    lanes: int | Literal["auto"] = "auto",
+    prefill_chunk: int = 32,
+    prefix_reuse: bool = True,
+) -> EngineOptions:
+    """An engine's options as tests vary them."""
+    return EngineOptions(
+        head_id="head",
+        slots=slots,
+        draft_length=draft_length,
+        max_draft_length=16,
+        lanes=num_lanes(lanes),
+        adapt_lanes=lanes == "auto",
+        prefill_chunk=prefill_chunk,
+        prefix_reuse=prefix_reuse,
+        wire_dtype="float32",
+    )
+
+
+def num_lanes(lanes: int | Literal["auto"]) -> int:
+    """Lanes of the link for the setting `lanes`."""
+    return MAX_LANES if lanes == "auto" else lanes
+
+
 def generate(
     halves: Halves,
     tasks: Sequence[GenerationTask],
     drafter: Drafter,
     *,
-    draft_length: int,
+    draft_length: int | Literal["auto"],
     concurrency: int,
-    lanes: int = 1,
+    lanes: int | Literal["auto"] = 1,
     prefill_chunk: int = 32,
+    prefix_reuse: bool = True,
 ) -> list[Outcome]:
     """Run the tasks through head and tail, at most `concurrency` at a time; outcomes in the tasks' order."""
     outcomes = Outcomes()
@@ -103,14 +134,15 @@ def generate(
         drafter,
         Line(halves.prompts.read(task) for task in tasks),
         outcomes,
-        head_id="head",
-        slots=concurrency,
-        draft_length=draft_length,
-        lanes=lanes,
-        prefill_chunk=prefill_chunk,
-        wire_dtype="float32",
+        options(
+            slots=concurrency,
+            draft_length=draft_length,
+            lanes=lanes,
+            prefill_chunk=prefill_chunk,
+            prefix_reuse=prefix_reuse,
+        ),
     )
-    with _session(halves, concurrency, lanes) as courier:
+    with session(halves, concurrency, num_lanes(lanes)) as courier:
         engine.open(courier)
         while len(outcomes.finished) < len(tasks):
             engine.step()
@@ -118,7 +150,7 @@ def generate(
 
 
 @contextmanager
-def _session(halves: Halves, slots: int, lanes: int) -> Iterator[Courier]:
+def session(halves: Halves, slots: int, lanes: int) -> Iterator[Courier]:
     """A tail in a thread, found and leased as in production."""
     hub, stop = MemoryHub(), threading.Event()
     profile = Profile("f", "float32", "none", "float32", False, halves.head.max_length)
@@ -126,12 +158,12 @@ def _session(halves: Halves, slots: int, lanes: int) -> Iterator[Courier]:
     tail = threading.Thread(target=TailWorker(MemoryRelay(hub), info, halves.tail).serve, args=(stop,), daemon=True)
     tail.start()
     offer = HeadOffer("head", profile, 1, slots, lanes, MAX_QUERY)
-    session = TailSearch(MemoryRelay(hub), offer).wait(threading.Event(), 20)
-    assert session is not None
+    found = TailSearch(MemoryRelay(hub), offer).wait(threading.Event(), 20)
+    assert found is not None
     try:
-        yield Courier(session.link)
+        yield Courier(found.link)
     finally:
-        session.close()
+        found.close()
         stop.set()
         tail.join(10)
 

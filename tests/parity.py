@@ -72,8 +72,8 @@ class Way(NamedTuple):
     concurrency: int
 
 
-#: "model" is a copy of the target cut short, "self" the target
-DRAFTERS = ("none", "ngram", "model", "self")
+#: "model", also the hybrid's, is a copy of the target cut short, "self" the target
+DRAFTERS = ("none", "ngram", "suffix", "model", "hybrid", "self")
 DRAFT_LENGTHS = (0, 1, 4, 8)
 CONCURRENCIES = (1, 8)
 EVERY_WAY = [Way(*way) for way in product(DRAFTERS, DRAFT_LENGTHS, CONCURRENCIES)]

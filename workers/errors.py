@@ -8,6 +8,7 @@ WorkerError
 ├── DrafterInvalid       the settings ask for a drafter without saying which model
 ├── VocabularyMismatch   drafter and target map tokens to different ids
 ├── DeviceUnavailable    torch cannot use the device
+├── TraceUnwritable      the file for the timeline cannot be written
 └── NoTail               no fitting tail was free in time
 """
 
@@ -44,6 +45,10 @@ class VocabularyMismatch(WorkerError):
 
 class DeviceUnavailable(WorkerError):
     """The device does not exist here, or torch was built without it."""
+
+
+class TraceUnwritable(WorkerError):
+    """The file of the engine's timeline cannot be created."""
 
 
 class NoTail(WorkerError):

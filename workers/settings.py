@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import socket
 from pathlib import PurePath
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 #: most tokens a row may bring in one frame; sizes the padding of the tail's cache
 MAX_QUERY = 512
+#: most lanes of a link
+MAX_LANES = 64
 
 
 class WorkerSettings(BaseSettings):
@@ -42,26 +44,44 @@ class HeadSettings(WorkerSettings):
     broker_url: str = "redis://127.0.0.1:6379/0"
     #: jobs decoded at the same time
     slots: int = Field(default=16, ge=1)
-    #: tokens drafted per row and round; 0 decodes plainly
-    draft_length: int = Field(default=4, ge=0, le=64)
-    drafter: Literal["none", "ngram", "model"] = "ngram"
-    #: the drafter's model for `drafter = "model"`
+    #: tokens drafted per row and round; 0 decodes plainly, "auto" asks measured acceptance and costs, row by row
+    draft_length: Annotated[int, Field(ge=0, le=64)] | Literal["auto"] = "auto"
+    #: the longest draft that "auto" considers
+    max_draft_length: int = Field(default=16, ge=1, le=64)
+    drafter: Literal["none", "ngram", "suffix", "model", "hybrid"] = "ngram"
+    #: the drafter's model for `drafter = "model"` and "hybrid"
     drafter_model: str | None = None
-    #: groups of rows in flight at the same time
-    lanes: int = Field(default=1, ge=1)
-    #: tokens per prefill chunk
+    #: rounds in flight at the same time; "auto" asks measured times
+    lanes: Annotated[int, Field(ge=1, le=MAX_LANES)] | Literal["auto"] = "auto"
+    #: most lanes that "auto" uses
+    max_lanes: int = Field(default=8, ge=1, le=MAX_LANES)
+    #: tokens per prefill chunk; fewer where the link is slow
     prefill_chunk: int = Field(default=64, ge=1, le=MAX_QUERY)
+    #: copy what a job's prompt has in common with a recent one's instead of computing it again
+    prefix_reuse: bool = True
     #: Celery consumer processes
     fronts: int = Field(default=8, ge=1)
     #: seconds after which a head that found no fitting tail gives up at its start; None waits for ever
     tail_timeout_s: float | None = Field(default=None, gt=0)
     #: seconds that running jobs get to finish after SIGTERM before they go back to the queue
     grace_s: float = Field(default=10.0, ge=0)
+    #: file for a timeline of draft, head, link and tail of every round (Chrome trace format); None writes none
+    trace: str | None = None
 
     @property
     def max_query(self) -> int:
         """Most tokens a row of this head's frames brings."""
-        return max(self.prefill_chunk, self.draft_length + 1)
+        return max(self.prefill_chunk, self.longest_draft + 1)
+
+    @property
+    def longest_draft(self) -> int:
+        """Most tokens drafted for a row."""
+        return self.max_draft_length if self.draft_length == "auto" else self.draft_length
+
+    @property
+    def link_lanes(self) -> int:
+        """Lanes that the link to the tail has: the handshake fixes them."""
+        return self.max_lanes if self.lanes == "auto" else self.lanes
 
     @property
     def served_name(self) -> str:

@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 import pytest
 import redis
 
-from benchmarks.delay_proxy import DelayProxy
+from benchmarks.link_simulator import LinkShape, LinkSimulator
 from tasks import keys, results
 from tasks.app import make_app
 from tasks.generation import GenerationRequest, GenerationTask, Outcome
@@ -354,7 +354,7 @@ def test_far_from_the_queue_server_nothing_is_lost_when_the_link_breaks(server: 
     port = urlsplit(server.url).port
     assert port is not None
     with (
-        DelayProxy("127.0.0.1", port, delay_s=0.02) as link,
+        LinkSimulator("127.0.0.1", port, LinkShape(delay_s=0.02)) as link,
         head(server, url=link.url_for(server.url), delay_s=0.3) as it,
     ):
         it.consume()

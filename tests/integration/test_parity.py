@@ -26,14 +26,14 @@ class Bench:
     def __init__(self, directory: Path, shorter: Path, split: int, max_length: int) -> None:
         self.halves = Halves.load(directory, split, slots=SLOTS, max_length=max_length)
         self.uncut = UncutModel(directory, self.halves.prompts)
-        self._models = {"model": shorter, "self": directory}
+        self._models = {"model": shorter, "hybrid": shorter, "self": directory}
         self._drafters: dict[str, Drafter] = {}
         self._references: dict[str, Reference] = {}
 
     def drafter(self, kind: str) -> Drafter:
         if kind not in self._drafters:
             self._drafters[kind] = make_drafter(
-                "model" if kind in self._models else kind,  # type: ignore[arg-type]
+                "model" if kind == "self" else kind,  # type: ignore[arg-type]
                 target=self.halves.directory,
                 drafter=self._models.get(kind),
                 dtype="float32",

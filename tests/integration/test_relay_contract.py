@@ -250,6 +250,34 @@ def test_a_prefill_chunk_of_any_dtype_arrives_bit_for_bit(world: World, dtype: s
     assert received.message == chunk
 
 
+def test_a_waiting_receive_ends_when_it_is_woken_and_one_that_comes_later_does_not_wait(world: World) -> None:
+    linked = link(world.process(), world.process())
+    before = time.monotonic()
+    timer = threading.Timer(0.1, linked.head_end.wake)
+    timer.start()
+    assert linked.head_end.receive(5.0) is None
+    timer.join()
+    linked.head_end.wake()
+    linked.head_end.wake()
+    assert linked.head_end.receive(5.0) is None
+    assert time.monotonic() - before < 2.0
+    linked.tail_end.send(0, verdict_of(1))
+    received = linked.head_end.receive(5.0)
+    assert received is not None
+    assert received.message == verdict_of(1)
+
+
+def test_a_frame_knows_when_it_arrived_however_late_it_is_taken(world: World) -> None:
+    linked = link(world.process(), world.process())
+    sent = time.perf_counter()
+    linked.head_end.send(0, round_of(1))
+    time.sleep(0.5)
+    asked = time.perf_counter()
+    received = linked.tail_end.receive(5.0)
+    assert received is not None
+    assert sent < received.at < asked - 0.1
+
+
 def test_receive_waits_no_longer_than_it_may(world: World) -> None:
     linked = link(world.process(), world.process())
     for end in (linked.head_end, linked.tail_end):

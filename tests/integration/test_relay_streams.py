@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import pytest
 import redis
 
-from benchmarks.delay_proxy import DelayProxy
+from benchmarks.link_simulator import LinkShape, LinkSimulator
 from relay import keys
 from relay.embedded import EmbeddedRedis
 from relay.errors import LinkLost, RelayRefused, RelayUnreachable
@@ -108,7 +108,7 @@ def test_a_short_freeze_loses_nothing(own_server: EmbeddedRedis) -> None:
 
 def test_broken_connections_lose_and_double_nothing(own_server: EmbeddedRedis) -> None:
     port = urlsplit(own_server.url).port or 0
-    with DelayProxy("127.0.0.1", port, delay_s=0.02) as proxy:
+    with LinkSimulator("127.0.0.1", port, LinkShape(delay_s=0.02)) as proxy:
         url = proxy.url_for(own_server.url)
         head, tail = RedisRelay(url, settings=QUICK), RedisRelay(url, settings=QUICK)
         linked = link(head, tail)
@@ -327,7 +327,7 @@ def test_over_a_long_link_lanes_overlap_and_a_round_costs_one_trip_each_way(redi
     port = urlsplit(redis_url).port or 0
     delay_s, lanes, rounds = 0.05, 4, 5
     settings = RelaySettings(block_s=1.0)
-    with DelayProxy("127.0.0.1", port, delay_s=delay_s / 2) as proxy:
+    with LinkSimulator("127.0.0.1", port, LinkShape(delay_s=delay_s / 2)) as proxy:
         url = proxy.url_for(redis_url)
         head, tail = RedisRelay(url, settings=settings), RedisRelay(url, settings=settings)
         linked = link(head, tail, lanes=lanes)

@@ -9,7 +9,7 @@ import pytest
 
 from cli.errors import ExitCode
 from cli.main import COMMANDS, shardq
-from cli.options import given
+from cli.options import count_or_auto, given
 from cli.workers import head_command, tail_command, worker_arguments
 from tests.cli_runner import Shardq, error_of
 from workers.settings import HeadSettings, TailSettings
@@ -113,6 +113,18 @@ def test_options_of_up_reach_head_and_tail() -> None:
     head, tail = worker_arguments({"model": "m", "dtype": "float16", "slots": 4, "draft_length": 0, "lanes": None})
     assert head == ("--dtype", "float16", "--slots", "4", "--draft-length", "0")
     assert tail == ("--dtype", "float16", "--slots", "4")
+
+
+@pytest.mark.parametrize(("value", "argument"), [(True, "--prefix-reuse"), (False, "--no-prefix-reuse")])
+def test_a_switch_of_up_reaches_the_head_as_a_switch(value: bool, argument: str) -> None:
+    assert worker_arguments({"prefix_reuse": value}) == ((argument,), ())
+
+
+@pytest.mark.parametrize("value", ["many", "-1", "1.5"])
+def test_a_count_that_is_neither_a_number_nor_auto_is_refused(value: str) -> None:
+    with pytest.raises(click.BadParameter, match="neither a number from 0 nor 'auto'"):
+        count_or_auto(value)
+    assert [count_or_auto(good) for good in ("auto", "0", "12")] == ["auto", 0, 12]
 
 
 def test_options_that_are_not_given_are_left_to_the_settings() -> None:

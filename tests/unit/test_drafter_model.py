@@ -36,6 +36,7 @@ class RememberingModel:
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     widths: list[int] = field(default_factory=list)
     zeroed: list[int] = field(default_factory=list)
+    copied: list[tuple[int, int, int]] = field(default_factory=list)
     broken_slot: int | None = None
 
     def __post_init__(self) -> None:
@@ -59,6 +60,10 @@ class RememberingModel:
     def logits(self, hidden: Tensor) -> Tensor:
         wanted = hidden[:, :1] % self.vocab
         return -(torch.arange(self.vocab) - wanted).abs().float()
+
+    def copy_slot(self, source: int, destination: int, length: int) -> None:
+        self.copied.append((source, destination, length))
+        self.cache[destination, :length] = self.cache[source, :length]
 
     def zero_slot(self, slot: int) -> None:
         self.zeroed.append(slot)
@@ -99,6 +104,31 @@ def test_a_new_row_is_caught_up_whatever_its_length(length: int) -> None:
     (proposal,) = begun(model).propose([row(prompt)])
     assert list(proposal.tokens) == continuation(model, prompt, GREEDY, 4)
     assert max(model.widths) <= MAX_QUERY
+
+
+def test_a_row_that_begins_like_another_ones_text_copies_that_instead_of_feeding_it() -> None:
+    model = RememberingModel()
+    drafter, prompt = begun(model), [i * 7 % 17 for i in range(40)]
+    drafter.propose([row(prompt, slot=0)])
+    drafter.end(0)
+    model.widths.clear()
+    other = [*prompt[:30], 5, 6, 7]
+    (proposal,) = drafter.propose([row(other, slot=2)])
+    assert list(proposal.tokens) == continuation(model, other, GREEDY, 4)
+    assert model.copied == [(0, 2, 30)]
+    assert model.widths == [1, 2, 1, 1, 1]
+
+
+def test_a_new_row_in_the_same_slot_goes_on_behind_what_both_have_in_common() -> None:
+    model = RememberingModel()
+    drafter, prompt = begun(model), [i * 7 % 17 for i in range(40)]
+    drafter.propose([row(prompt)])
+    drafter.begin(0)
+    model.widths.clear()
+    other = [*prompt[:30], 5, 6, 7]
+    (proposal,) = drafter.propose([row(other)])
+    assert list(proposal.tokens) == continuation(model, other, GREEDY, 4)
+    assert (model.copied, model.widths) == ([], [1, 2, 1, 1, 1])
 
 
 def test_fully_accepted_rounds_leave_no_hole() -> None:

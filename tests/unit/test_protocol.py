@@ -11,7 +11,9 @@ import zlib
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from itertools import pairwise
+from typing import Literal, TypeVar
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -34,18 +36,21 @@ from relay.messages import (
 )
 from relay.transport import Received
 from tasks.generation import FinishReason, GenerationRequest, GenerationTask
-from tests.pair import Line, Outcomes
+from tests.pair import Line, Outcomes, options
+from workers.head import lanes as lanes_module
 from workers.head.courier import Courier
 from workers.head.drafters import DraftRow, Proposal
 from workers.head.engine import HeadEngine
 from workers.head.jobs import Job
 from workers.tail.engine import TailEngine
+from workers.tail.line import Line as TailLine
 from workers.tail.slots import SlotTable
+from workers.tail.worker import answer_next
 
 F = TypeVar("F")
 
 VOCAB = 11
-MAX_LENGTH = 64
+MAX_LENGTH = 96
 GREEDY = Sampling(0.0, 0, 1.0, 0.0, 0)
 
 
@@ -157,10 +162,12 @@ class Ended:
 class BadWire:
     """A link on a simulated clock; every frame may be lost, doubled, delayed, and old ones come again."""
 
-    def __init__(self, tail: TailEngine, rng: random.Random, num_faults: list[int]) -> None:
-        self.tail, self.rng, self.num_faults = tail, rng, num_faults
+    def __init__(self, tail: TailEngine, rng: random.Random, num_faults: list[int], delay: float = 0.0) -> None:
+        """`delay`: how often a read comes before the tail, and before its answers."""
+        self.tail, self.rng, self.num_faults, self.delay = tail, rng, num_faults, delay
         self.now = 0.0
         self.up: deque[Prefill | Round | Release] = deque()
+        self.line = TailLine()
         self.down: deque[Verdict] = deque()
         self.seen: list[Prefill | Round | Release] = []
 
@@ -189,9 +196,14 @@ class BadWire:
 
     def receive(self, timeout_s: float) -> Received[Verdict] | None:
         self.now += timeout_s
+        if self.rng.random() < self.delay:
+            return None
         while self.up:
-            self._pass(self.down, self.tail.answer(self.up.popleft()), [])
-        return Received(0, self.down.popleft(), 10) if self.down else None
+            self.line.put(Received(0, self.up.popleft(), 10, self.now))
+        while self.line:
+            for _, verdict in answer_next(self.line, self.tail):
+                self._pass(self.down, verdict, [])
+        return Received(0, self.down.popleft(), 10, self.now) if self.down else None
 
     def close(self) -> None: ...
 
@@ -202,67 +214,100 @@ def job(number: int, prompt: list[int], max_tokens: int) -> Job:
     return Job(task, GREEDY, completion, list(prompt), len(prompt), max_tokens)  # type: ignore[arg-type]
 
 
-prompts = st.lists(
-    st.tuples(st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=20), st.integers(1, 25)),
-    min_size=1,
-    max_size=6,
+#: prompts of other jobs begin like these, and go on their own way
+SHARED = (tuple(reference([1], 40)), tuple(reference([2], 40)))
+
+prompts = st.builds(
+    lambda shared, length, own: [*SHARED[shared][:length], *own],
+    st.integers(0, 1),
+    st.sampled_from([0, 17, 40, 40]),
+    st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=20),
 )
+#: prompt, tokens to generate, turn of arrival
+arrivals = st.lists(st.tuples(prompts, st.integers(1, 25), st.integers(0, 20)), min_size=1, max_size=7)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(
-    jobs=prompts,
-    slots=st.integers(1, 3),
-    lanes=st.integers(1, 2),
-    draft_length=st.sampled_from([0, 1, 4, 7]),
+    jobs=arrivals,
+    slots=st.integers(1, 4),
+    lanes=st.sampled_from([1, 2, 3, "auto"]),
+    draft_length=st.sampled_from([0, 1, 4, 7, "auto"]),
     skill=st.sampled_from([0.0, 0.7, 1.0]),
+    prefix_reuse=st.sampled_from([True, True, False]),
     faults=st.integers(0, 40),
+    hand_backs=st.integers(0, 2),
+    delay=st.sampled_from([0.0, 0.5, 0.8]),
     seed=st.integers(0, 2**32),
 )
-def test_every_text_is_the_models_own_whatever_the_wire_does_to_frames(
-    jobs: list[tuple[list[int], int]],
+def test_every_text_is_the_models_own_whatever_the_wire_does_to_frames_and_the_engine_with_rows(
+    jobs: list[tuple[list[int], int, int]],
     slots: int,
-    lanes: int,
-    draft_length: int,
+    lanes: int | Literal["auto"],
+    draft_length: int | Literal["auto"],
     skill: float,
+    prefix_reuse: bool,
     faults: int,
+    hand_backs: int,
+    delay: float,
     seed: int,
 ) -> None:
     rng = random.Random(seed)
-    outcomes, num_faults = Outcomes(), [faults]
-    tail_half = FakeTail(slots)
+    line, outcomes, num_faults, tail_half = Line(), Returning(), [faults], FakeTail(slots)
     engine = HeadEngine(
         FakeHead(slots),  # type: ignore[arg-type]
         FakeDrafter(rng, skill),
-        Line(job(number, prompt, max_tokens) for number, (prompt, max_tokens) in enumerate(jobs)),
+        line,
         outcomes,
-        head_id="h",
-        slots=slots,
-        draft_length=draft_length,
-        lanes=lanes,
-        prefill_chunk=6,
-        wire_dtype="float32",
+        options(slots=slots, draft_length=draft_length, lanes=lanes, prefill_chunk=6, prefix_reuse=prefix_reuse),
     )
 
     def connect() -> None:
         tail = TailEngine(tail_half, slots=slots, max_query=32)  # type: ignore[arg-type]
-        wire = BadWire(tail, rng, num_faults)
+        wire = BadWire(tail, rng, num_faults, delay)
         engine.open(Courier(wire, resend_after_s=1.0, give_up_after_s=5.0, clock=wire.clock))  # type: ignore[arg-type]
 
-    connect()
-    for _ in range(20_000):
-        if len(outcomes.finished) == len(jobs):
-            break
+    def turn() -> None:
         try:
             engine.step()
         except LinkLost:
             connect()
 
-    for number, (prompt, max_tokens) in enumerate(jobs):
+    connect()
+    with patch.object(lanes_module, "num_lanes", lambda *_, most, **__: rng.randint(1, most)):
+        for number in range(20_000):
+            line.extend(
+                job(index, prompt, count) for index, (prompt, count, arrival) in enumerate(jobs) if arrival == number
+            )
+            if hand_backs and rng.random() < 0.02:
+                hand_backs -= 1
+                engine.hand_back_all()
+            line.extend(job(index, *jobs[index][:2]) for index in outcomes.take_returned())
+            turn()
+            if len(outcomes.finished) == len(jobs):
+                break
+
+    for number, (prompt, count, _) in enumerate(jobs):
         outcome = outcomes.finished[f"job{number}.1"]
         assert outcome.failure is None, outcome.failure_message
-        assert list(outcome.token_ids) == reference(prompt, max_tokens)
-    assert sorted(outcomes.begun) == sorted(outcomes.finished)
+        assert list(outcome.token_ids) == reference(prompt, count)
+        assert outcome.metrics is not None
+        assert outcome.metrics.cached_tokens < len(prompt)
+
+
+class Returning(Outcomes):
+    """Remembers which jobs were handed back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.returned: list[int] = []
+
+    def hand_back(self, task_id: str) -> None:
+        self.returned.append(int(task_id.removeprefix("job").split(".")[0]))
+
+    def take_returned(self) -> list[int]:
+        returned, self.returned = self.returned, []
+        return returned
 
 
 def test_a_perfect_drafter_on_a_good_wire_commits_a_full_draft_and_one_token_every_round() -> None:
@@ -272,12 +317,7 @@ def test_a_perfect_drafter_on_a_good_wire_commits_a_full_draft_and_one_token_eve
         FakeDrafter(random.Random(0), 1.0),
         Line([job(0, [1, 2, 3], 1 + 5 * 4)]),
         outcomes,
-        head_id="h",
-        slots=1,
-        draft_length=4,
-        lanes=1,
-        prefill_chunk=64,
-        wire_dtype="float32",
+        options(slots=1, draft_length=4, lanes=1, prefill_chunk=64),
     )
     wire = BadWire(TailEngine(FakeTail(1), slots=1, max_query=32), random.Random(0), [0])  # type: ignore[arg-type]
     engine.open(Courier(wire, clock=wire.clock))  # type: ignore[arg-type]
@@ -286,6 +326,30 @@ def test_a_perfect_drafter_on_a_good_wire_commits_a_full_draft_and_one_token_eve
     metrics = outcomes.finished["job0.1"].metrics
     assert metrics is not None
     assert (metrics.rounds, metrics.tokens_per_round, metrics.accepted, metrics.drafted) == (4, 5.0, 16, 16)
+
+
+@pytest.mark.parametrize("lanes", [1, 2, 3, 5])
+def test_no_row_waits_more_than_twice_as_long_as_rows_do_on_average(lanes: int) -> None:
+    slots, outcomes = 7, Outcomes()
+    engine = HeadEngine(
+        FakeHead(slots),  # type: ignore[arg-type]
+        FakeDrafter(random.Random(0), 0.5),
+        Line(job(number, [number, 2, 3], 30) for number in range(slots)),
+        outcomes,
+        options(slots=slots, draft_length=3, lanes=lanes),
+    )
+    wire = BadWire(TailEngine(FakeTail(slots), slots=slots, max_query=32), random.Random(0), [0], delay=0.6)  # type: ignore[arg-type]
+    engine.open(Courier(wire, clock=wire.clock))  # type: ignore[arg-type]
+    while not outcomes.finished:
+        engine.step()
+    rounds = [frame for frame in wire.seen if isinstance(frame, Round)]
+    turns = [[place for place, frame in enumerate(rounds) if slot in _slots_of(frame)] for slot in range(slots)]
+    gaps = [after - before for places in turns for before, after in pairwise(places)]
+    assert max(gaps) <= 2 * sum(gaps) / len(gaps) + 1  # frames are whole
+
+
+def _slots_of(frame: Round) -> set[int]:
+    return {row.slot for row in frame.rows}
 
 
 # -- the tail's slot table, transition by transition ------------------------------------------------------------
@@ -340,6 +404,9 @@ def test_a_row_that_fits_is_let_through_and_its_repetition_gets_the_stored_answe
         (chunk(slot=1, position=4, copy=Copy(0, 0, 4)), VoidReason.COPY),
         (chunk(slot=1, position=2, copy=Copy(0, 0, 3)), VoidReason.BASE),
         (chunk(slot=1, position=3, copy=Copy(5, 0, 3)), VoidReason.COPY),
+        (chunk(generation=1, position=2, copy=Copy(0, 0, 2)), None),
+        (chunk(generation=1, position=2, copy=Copy(0, 1, 2)), VoidReason.COPY),
+        (chunk(generation=1, position=4, copy=Copy(0, 0, 4)), VoidReason.COPY),
         (Release(1, 0, 0, 1), None),
         (Release(1, 0, 1, 1), VoidReason.GENERATION),
     ],

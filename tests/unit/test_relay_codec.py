@@ -72,7 +72,7 @@ messages: st.SearchStrategy[Message] = st.one_of(
     st.builds(Prefill, long, small, long, long, small, small, st.booleans(), samplings, copies, tensors()),
     rounds(),
     st.builds(Release, long, small, long, long),
-    st.builds(Verdict, long, st.lists(accepted | voids, max_size=6).map(tuple), numbers()),
+    st.builds(Verdict, long, st.lists(accepted | voids, max_size=6).map(tuple), numbers(), numbers()),
 )
 
 

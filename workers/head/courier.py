@@ -37,12 +37,22 @@ class InFlight:
 class Answered:
     """A frame with its verdict."""
 
+    lane: int
     frame: Frame
     verdict: Verdict
-    #: seconds from the frame's first sending to its verdict, less the tail's work
-    link_s: float
+    #: `time.perf_counter` when the frame was sent first and when its verdict had arrived
+    sent_at: float
+    arrived_at: float
     bytes_up: int
     bytes_down: int
+    #: sent more than once: its times tell nothing of the link
+    resent: bool
+
+    @property
+    def link_s(self) -> float:
+        """Seconds on the way, there and back: without those at the tail, and those the verdict waited for us."""
+        at_tail = self.verdict.tail_s + self.verdict.waited_s
+        return max(0.0, self.arrived_at - self.sent_at - at_tail)
 
 
 class Courier:
@@ -68,14 +78,15 @@ class Courier:
         self._number += 1
         return self._number
 
-    def send(self, lane: int, frame: Frame) -> None:
-        """Send a frame and await its verdict."""
+    def send(self, lane: int, frame: Frame) -> int:
+        """Send a frame and await its verdict; returns the frame's size in bytes."""
         now = self._clock()
         num_bytes = self._link.send(lane, frame)
         self._in_flight[frame.number] = InFlight(lane, frame, now, now, num_bytes)
+        return num_bytes
 
     def receive(self, timeout_s: float) -> Answered | None:
-        """The next verdict on a frame in flight, or None after `timeout_s`.
+        """The next verdict on a frame in flight; None after `timeout_s`, or earlier after `wake`.
 
         Raises:
             LinkLost: the transport broke, the tail gave the epoch up, or a frame stayed unanswered for too long.
@@ -92,8 +103,20 @@ class Courier:
         in_flight = self._in_flight.pop(verdict.number, None)
         if in_flight is None:  # the second answer to a frame that was sent twice
             return None
-        link_s = max(0.0, self._clock() - in_flight.first_sent - verdict.tail_s)
-        return Answered(in_flight.frame, verdict, link_s, in_flight.num_bytes, received.num_bytes)
+        return Answered(
+            lane=in_flight.lane,
+            frame=in_flight.frame,
+            verdict=verdict,
+            sent_at=in_flight.first_sent,
+            arrived_at=received.at,
+            bytes_up=in_flight.num_bytes,
+            bytes_down=received.num_bytes,
+            resent=in_flight.last_sent != in_flight.first_sent,
+        )
+
+    def wake(self) -> None:
+        """From any thread: `receive` shall return at once, this time or the next."""
+        self._link.wake()
 
     def _resend_overdue(self) -> None:
         now = self._clock()

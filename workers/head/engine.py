@@ -1,4 +1,4 @@
-"""The head's half of the work: admit, prefill, draft, send, collect. One thread owns an engine.
+"""The head's half of the work: admit, draft, send, prefill, collect. One thread owns an engine.
 
 `step` is one turn of that loop. The engine knows no Celery and opens no transport: an epoch's link is handed in
 by `open`, jobs come in through a `Source`, outcomes go out through a `Report`.
@@ -8,35 +8,36 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
-from relay.messages import Accepted, Draft, Prefill, Round, Void, VoidReason
+from relay.messages import Accepted, Copy, Prefill, Round, Void, VoidReason
 from tasks.generation import FailureType, FinishReason, Outcome
 from workers.engine.shard import HeadShard
-from workers.engine.tensors import pack_rows, to_wire
 from workers.head.courier import Answered, Courier
-from workers.head.drafters import Drafter, DraftRow
+from workers.head.drafters import Drafter
+from workers.head.forward import HeadForward
 from workers.head.jobs import Job
-from workers.head.ledger import Spent
-from workers.head.scheduler import Chunk, HeadSlot, Phase, Scheduler
+from workers.head.lanes import Lanes
+from workers.head.ledger import Rate
+from workers.head.options import EngineOptions
+from workers.head.rounds import MadeRound, RoundMaker, draft_policy
+from workers.head.scheduler import Chunk, Scheduler
+from workers.head.slots import NOTHING_HELD, HeadSlot
+from workers.head.timeline import MadeChunk, Timeline
+from workers.head.trace import NoTrace, Trace
+from workers.head.uplink import Uplink
 
 log = logging.getLogger(__name__)
 
-#: prefill chunks in flight at once; below the tail's stored answers and the streams' MAXLEN
-PREFILL_CREDIT = 8
 #: a job whose prefill had to begin anew this often without a commit fails
 MAX_RESTARTS = 5
-#: how long a turn with nothing to compute waits for a verdict or a new job
-IDLE_S = 0.02
+#: how long a turn waits for a verdict or a job; only the checks between turns need it to end at all
+WAIT_S = 0.2
 #: least time between two progress reports of a job
 PROGRESS_EVERY_S = 2.0
-#: interval over which the engine's tokens/s are averaged
-RATE_WINDOW_S = 5.0
 
 
 class Report(Protocol):
@@ -78,35 +79,39 @@ class HeadEngine:
         drafter: Drafter,
         source: Source,
         report: Report,
-        *,
-        head_id: str,
-        slots: int,
-        draft_length: int,
-        lanes: int,
-        prefill_chunk: int,
-        wire_dtype: str,
+        options: EngineOptions,
+        trace: Trace | None = None,
     ) -> None:
-        self._shard = shard
         self._drafter = drafter
-        self._report = report
-        self._head_id = head_id
-        self._draft_length = draft_length
-        self._wire_dtype = wire_dtype
         self._source = source
-        self._scheduler = Scheduler(
-            slots=slots, lanes=lanes, prefill_chunk=prefill_chunk, prefill_credit=PREFILL_CREDIT
-        )
+        self._report = report
+        self._options = options
+        self._forward = HeadForward(shard, options.wire_dtype)
+        self._policy = draft_policy(options.draft_length, options.max_draft_length)
+        self._rounds = RoundMaker(self._forward, drafter, self._policy)
+        self._scheduler = Scheduler(slots=options.slots, lanes=options.lanes, prefix_reuse=options.prefix_reuse)
+        self._lanes = Lanes(options.lanes, fixed=not options.adapt_lanes)
+        self._uplink = Uplink(self._forward.bytes_per_token, options.prefill_chunk)
+        self._timeline = Timeline(self._policy.costs, trace or NoTrace())
         self._courier: Courier | None = None
-        self._compute_s: dict[int, tuple[float, float]] = {}  # frame number -> seconds (draft, head)
+        #: whether this turn found something to send: then the next one may, too
+        self._active = False
         self._reported: dict[str, float] = {}
-        self._commits: deque[tuple[float, int]] = deque()
+        self._rate = Rate()
 
     def open(self, courier: Courier) -> None:
         """Go on over the link of a new epoch: the tail's slots are empty, so live jobs are prefilled again."""
         self._courier = courier
-        self._compute_s.clear()
+        self._lanes.clear()
+        self._timeline.clear()
+        self._scheduler.forget_held()
         for slot in self._scheduler.live():
             self._scheduler.restart(slot)
+
+    def wake(self) -> None:
+        """From any thread: a job has come."""
+        if self._courier is not None:
+            self._courier.wake()
 
     def hand_back_all(self) -> None:
         """Give up every job, running or waiting, so that another head may take it."""
@@ -118,18 +123,16 @@ class HeadEngine:
 
     def stats(self) -> EngineStats:
         """Jobs in slots and in line, and tokens/s over the last seconds."""
-        since = time.perf_counter() - RATE_WINDOW_S
-        recent = sum(count for at, count in tuple(self._commits) if at >= since)
         waiting = self._scheduler.num_waiting + self._source.num_waiting
-        return EngineStats(len(self._scheduler.live()), waiting, recent / RATE_WINDOW_S)
+        return EngineStats(len(self._scheduler.live()), waiting, self._rate.per_s())
 
     @torch.inference_mode()
     def step(self) -> None:
         """One turn. Raises LinkLost when the epoch is over; the jobs stay and wait for `open`."""
+        self._active = False
         self._admit()
+        self._advance()
         self._prefill()
-        for lane in range(self._scheduler.num_lanes):
-            self._advance(lane)
         self._collect()
 
     # -- admit ------------------------------------------------------------------------------------------------
@@ -140,6 +143,7 @@ class HeadEngine:
             job = _job(slot)
             job.ledger.start()
             self._drafter.begin(slot.index)
+            self._policy.begin(slot.index)
             self._report.started(job.task_id)
 
     def _take_jobs(self) -> None:
@@ -149,20 +153,53 @@ class HeadEngine:
             else:
                 self._report.finish(f"{arrived.job}.{arrived.attempt}", arrived)
 
+    # -- draft and send ---------------------------------------------------------------------------------------
+
+    def _advance(self) -> None:
+        """Draft, compute and send a round on every free lane, as far as there are rows that wait for one."""
+        rows = self._scheduler.num_rows
+        self._lanes.adapt(rows, self._timeline.usual_length, self._policy.costs)
+        while (share := self._lanes.share(self._scheduler.ready_rows(), rows)) is not None:
+            self._send_round(*share)
+
+    def _send_round(self, lane: int, slots: list[HeadSlot]) -> None:
+        slots.sort(key=lambda slot: slot.index)  # the caches of neighbours are read without copying
+        for slot in slots:
+            self._scheduler.depart(slot)
+        lanes = self._lanes.num_used(self._scheduler.num_rows)
+        made = self._rounds.make(self._link().next_number(), slots, lanes)
+        self._send(lane, made.frame, made)
+
+    def _send(self, lane: int, frame: Prefill | Round, made: MadeRound | MadeChunk) -> None:
+        """Send what was just made."""
+        began = time.perf_counter()
+        num_bytes = self._link().send(lane, frame)
+        ended = time.perf_counter()
+        self._uplink.sent(num_bytes, ended)
+        self._timeline.sent(frame.number, lane, made, began, ended)
+        self._active = True
+
     # -- prefill ----------------------------------------------------------------------------------------------
 
     def _prefill(self) -> None:
-        """Compute and send one chunk, if there is one: decoding rounds go on in between."""
-        chunk = self._scheduler.next_chunk()
+        """Compute and send one chunk, if there is one: rounds go on in between."""
+        most = self._options.prefill_chunk
+        if self._scheduler.num_rows:
+            if self._uplink.wait_s(time.perf_counter()) > 0:
+                return
+            most = self._uplink.chunk_tokens()
+        chunk = self._scheduler.next_chunk(most)
         if chunk is not None:
             self._send_chunk(chunk)
 
     def _send_chunk(self, chunk: Chunk) -> None:
         slot, job = chunk.slot, _job(chunk.slot)
         started = time.perf_counter()
+        copy = None
+        if chunk.copy is not None:
+            copy = Copy(chunk.copy.source.index, chunk.copy.source.held.generation, chunk.copy.length)
+            self._forward.copy_slot(copy.slot, slot.index, copy.length)
         tokens = job.tokens[chunk.start : chunk.start + chunk.length]
-        hidden = self._forward([tokens], [slot.index], [chunk.start])
-        head_s = time.perf_counter() - started
         frame = Prefill(
             number=self._link().next_number(),
             slot=slot.index,
@@ -172,104 +209,69 @@ class HeadEngine:
             token=tokens[-1],
             last=chunk.last,
             sampling=job.sampling,
-            copy=None,
-            hidden=to_wire(hidden[0], self._wire_dtype),
+            copy=copy,
+            hidden=self._forward.run([tokens], [slot.index], [chunk.start]),
         )
-        self._compute_s[frame.number] = (0.0, head_s)
-        self._link().send(slot.lane, frame)
-
-    # -- draft and send ---------------------------------------------------------------------------------------
-
-    def _advance(self, lane: int) -> None:
-        """Draft, compute and send a round of the lane, unless one is in flight."""
-        slots = self._scheduler.ready_rows(lane)
-        if not slots:
-            return
-        started = time.perf_counter()
-        drafts = self._draft(slots)
-        drafted = time.perf_counter()
-        fed = [[_job(slot).tokens[-1], *draft] for slot, draft in zip(slots, drafts, strict=True)]
-        starts = [len(_job(slot).tokens) - 1 for slot in slots]
-        hidden = pack_rows(self._forward(fed, [slot.index for slot in slots], starts), [len(tokens) for tokens in fed])
-        wire = to_wire(hidden, self._wire_dtype)
-        done = time.perf_counter()
-        rows = tuple(
-            Draft(slot.index, slot.generation, slot.next_round(), start, tokens[0], tuple(tokens[1:]))
-            for slot, start, tokens in zip(slots, starts, fed, strict=True)
-        )
-        frame = Round(self._link().next_number(), rows, wire)
-        self._compute_s[frame.number] = (drafted - started, done - drafted)
-        self._link().send(lane, frame)
-
-    def _draft(self, slots: Sequence[HeadSlot]) -> list[tuple[int, ...]]:
-        rows = []
-        for slot in slots:
-            job = _job(slot)
-            # The verdict adds one token to what it accepts: more drafts than this could never be used.
-            limit = min(self._draft_length, job.num_remaining - 1)
-            rows.append(DraftRow(slot.index, job.tokens, job.sampling, limit))
-        return [proposal.tokens for proposal in self._drafter.propose(rows)]
-
-    def _forward(self, fed: Sequence[Sequence[int]], slots: list[int], starts: list[int]) -> torch.Tensor:
-        """[rows, query, hidden] of ragged rows of tokens; behind a row's own tokens the output means nothing."""
-        device = self._shard.device
-        query = max(len(tokens) for tokens in fed)
-        padded = [[*tokens, *[0] * (query - len(tokens))] for tokens in fed]
-        return self._shard.forward(
-            torch.as_tensor(padded, device=device),
-            torch.as_tensor(slots, device=device),
-            torch.as_tensor(starts, device=device),
-        )
+        made = MadeChunk(chunk.length, time.perf_counter() - started)
+        self._send(self._scheduler.prefill_lane(slot), frame, made)
 
     # -- collect ----------------------------------------------------------------------------------------------
 
     def _collect(self) -> None:
-        """Apply every verdict that is there; wait a moment for one when there is nothing else to do."""
-        if self._scheduler.num_unanswered == 0:
-            if self._source.num_waiting == 0 and not self._scheduler.live():
-                self._link().receive(IDLE_S)
-            return
-        answered = self._link().receive(0.0 if self._scheduler.has_chunks else IDLE_S)
+        """Apply every verdict that is there; with nothing to do, wait for one, or for a job."""
+        answered = self._link().receive(0.0 if self._active else self._pause_s())
         while answered is not None:
             self._apply(answered)
             answered = self._link().receive(0.0)
 
+    def _pause_s(self) -> float:
+        backlog_s = self._uplink.wait_s(time.perf_counter())
+        return min(backlog_s, WAIT_S) if backlog_s > 0 and self._scheduler.num_prefilling else WAIT_S
+
     def _apply(self, answered: Answered) -> None:
-        num_rows = len(answered.verdict.rows)
-        draft_s, head_s = self._compute_s.pop(answered.frame.number, (0.0, 0.0))
-        spent = Spent(
-            draft_s,
-            head_s,
-            answered.link_s,
-            answered.verdict.tail_s,
-            answered.bytes_up // num_rows,
-            answered.bytes_down // num_rows,
-        )
-        sent = answered.frame.rows if isinstance(answered.frame, Round) else (None,) * num_rows
-        for answer, row in zip(answered.verdict.rows, sent, strict=True):
+        began = time.perf_counter()
+        made, spent = self._timeline.made(answered.frame.number), self._timeline.spent(answered)
+        if not answered.resent:
+            self._uplink.measured(answered.bytes_up, answered.link_s)
+        if isinstance(answered.frame, Round):
+            self._lanes.answered(answered.lane)
+        for index, answer in enumerate(answered.verdict.rows):
             slot = self._scheduler.slots[answer.slot]
             if not slot.awaits(answer.generation, answer.round):
                 continue
-            slot.awaited.discard(answer.round)
+            slot.answered(answer.round)
             _job(slot).ledger.spend(spent)
             if isinstance(answer, Void):
                 self._voided(slot, answer.reason)
-            elif answer.tokens:
-                self._commit(slot, answer, None if row is None else len(row.draft))
+            elif isinstance(made, MadeRound):
+                self._verified(slot, answer, made.confidence[index])
+            elif isinstance(answered.frame, Prefill):
+                self._prefilled(slot, answer, answered.frame)
+        self._timeline.applied(answered, began, time.perf_counter())
 
-    def _commit(self, slot: HeadSlot, answer: Accepted, num_drafted: int | None) -> None:
+    def _prefilled(self, slot: HeadSlot, answer: Accepted, frame: Prefill) -> None:
+        slot.hold(frame.position + frame.hidden.shape[0])
+        if frame.round == 0:
+            _job(slot).count_cached(frame.position)
+        if answer.tokens:
+            self._commit(slot, answer)
+
+    def _verified(self, slot: HeadSlot, answer: Accepted, confidence: tuple[float, ...]) -> None:
+        self._policy.verified(slot.index, confidence, answer.accepted)
+        self._commit(slot, answer, len(confidence))
+
+    def _commit(self, slot: HeadSlot, answer: Accepted, num_drafted: int | None = None) -> None:
         """Take a verdict's tokens into the job's text; `num_drafted` is None for prefill's own token."""
         job = _job(slot)
         kept, reason = job.commit(answer.tokens)
         if num_drafted is not None:
             job.ledger.count_round(drafted=num_drafted, accepted=answer.accepted, kept=kept)
-        self._commits.append((time.perf_counter(), kept))
-        while len(self._commits) > 1 and self._commits[0][0] < self._commits[-1][0] - RATE_WINDOW_S:
-            self._commits.popleft()
-        slot.phase = Phase.DECODE
+        slot.hold(len(job.tokens) - 1)
+        self._rate.count(kept)
         if reason is not None:
             self._finish(slot, reason)
         else:
+            self._scheduler.decode(slot)
             self._progress(job)
 
     def _progress(self, job: Job) -> None:
@@ -282,13 +284,14 @@ class HeadEngine:
 
     def _finish(self, slot: HeadSlot, reason: FinishReason) -> None:
         job = self._vacate(slot)
-        self._report.finish(job.task_id, job.completed(self._head_id, reason))
+        self._report.finish(job.task_id, job.completed(self._options.head_id, reason))
 
     def _voided(self, slot: HeadSlot, reason: VoidReason) -> None:
         """A row was not applied: prefill the job again, or fail it where that cannot help."""
         job = _job(slot)
         if reason is VoidReason.NON_FINITE:
-            self._shard.zero_slot(slot.index)
+            self._forward.zero_slot(slot.index)
+            slot.held = NOTHING_HELD
             self._fail(slot, FailureType.NON_FINITE, "the model's logits were not finite")
         elif reason is VoidReason.BOUNDS or job.restarts >= MAX_RESTARTS:
             self._fail(slot, FailureType.INTERNAL, f"the tail voided the job's rows: {reason.value}")
@@ -299,11 +302,12 @@ class HeadEngine:
 
     def _fail(self, slot: HeadSlot, failure: FailureType, message: str) -> None:
         job = self._vacate(slot)
-        self._report.finish(job.task_id, job.failed(self._head_id, failure, message))
+        self._report.finish(job.task_id, job.failed(self._options.head_id, failure, message))
 
     def _vacate(self, slot: HeadSlot) -> Job:
         job = self._scheduler.free(slot)
         self._drafter.end(slot.index)
+        self._policy.end(slot.index)
         self._reported.pop(job.task_id, None)
         return job
 

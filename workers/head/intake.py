@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+from collections.abc import Callable
 
 from tasks.generation import GenerationTask, Outcome
 from workers.head.jobs import Job, rejected
@@ -16,6 +17,11 @@ class Intake:
         self._prompts = prompts
         self._head_id = head_id
         self._ready: queue.SimpleQueue[Job | Outcome] = queue.SimpleQueue()
+        self._wake: Callable[[], None] = lambda: None
+
+    def wakes(self, wake: Callable[[], None]) -> None:
+        """Call `wake`, from any thread, whenever something has come."""
+        self._wake = wake
 
     def deliver(self, task: GenerationTask) -> None:
         """Take a task. Thread-safe."""
@@ -23,6 +29,7 @@ class Intake:
             self._ready.put(self._prompts.read(task))
         except PromptRejected as error:
             self._ready.put(rejected(task, self._head_id, error.failure, str(error)))
+        self._wake()
 
     def take(self) -> Job | Outcome | None:
         """The next job, or the outcome of a task whose prompt was refused; None when nothing waits."""

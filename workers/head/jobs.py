@@ -46,6 +46,11 @@ class Job:
         self.ledger.commit(kept)
         return kept, reason
 
+    def count_cached(self, num_tokens: int) -> None:
+        """So many tokens were copied, not prefilled; what a job needs to go on again does not count."""
+        if not self.ledger.num_tokens:
+            self.ledger.cached_tokens = num_tokens
+
     def completed(self, head: str, reason: FinishReason) -> Outcome:
         """The outcome of a job whose text is complete."""
         return Outcome(

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from dataclasses import dataclass, field
 
 from tasks.generation import Metrics
+
+#: interval over which an engine's tokens/s are averaged
+RATE_WINDOW_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,3 +101,22 @@ class Ledger:
             link_s=self.link_s,
             tail_s=self.tail_s,
         )
+
+
+class Rate:
+    """An engine's tokens per second over the last seconds."""
+
+    def __init__(self) -> None:
+        self._commits: deque[tuple[float, int]] = deque()
+
+    def count(self, num_tokens: int) -> None:
+        """Tokens were committed now."""
+        now = time.perf_counter()
+        self._commits.append((now, num_tokens))
+        while self._commits[0][0] < now - RATE_WINDOW_S:
+            self._commits.popleft()
+
+    def per_s(self) -> float:
+        """Any thread may ask."""
+        since = time.perf_counter() - RATE_WINDOW_S
+        return sum(count for at, count in tuple(self._commits) if at >= since) / RATE_WINDOW_S

@@ -8,55 +8,16 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from enum import Enum, auto
+from dataclasses import dataclass
 
 from workers.head.jobs import Job
+from workers.head.prefixes import Match, best_match, held_match, worth_waiting_for
+from workers.head.slots import NOTHING_HELD, HeadSlot, Phase
 
-
-class Phase(Enum):
-    """What a slot is doing."""
-
-    FREE = auto()
-    PREFILL = auto()
-    DECODE = auto()
-
-
-@dataclass(slots=True, eq=False)
-class HeadSlot:
-    """One slot's side of the row identity (slot, generation, round), and its job."""
-
-    index: int
-    lane: int
-    phase: Phase = Phase.FREE
-    job: Job | None = None
-    generation: int = -1
-    #: the last round sent
-    round: int = -1
-    #: rounds sent and not yet answered
-    awaited: set[int] = field(default_factory=set)
-    #: tokens of this generation's prefill that were sent, and their total
-    prefilled: int = 0
-    goal: int = 0
-
-    def begin(self) -> None:
-        """Start a generation: the job's tokens so far are to be prefilled."""
-        assert self.job is not None
-        self.phase = Phase.PREFILL
-        self.generation += 1
-        self.round = -1
-        self.awaited.clear()
-        self.prefilled, self.goal = 0, len(self.job.tokens)
-
-    def next_round(self) -> int:
-        """The number of the row that is sent now; its answer is awaited from here on."""
-        self.round += 1
-        self.awaited.add(self.round)
-        return self.round
-
-    def awaits(self, generation: int, number: int) -> bool:
-        """Whether an answer belongs to this slot's present work."""
-        return generation == self.generation and number in self.awaited
+#: prefill chunks of a slot in flight at once; below the answers that the tail stores
+SLOT_CREDIT = 8
+#: and on a lane: below the entries that a stream keeps
+LANE_CREDIT = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,19 +28,25 @@ class Chunk:
     start: int
     length: int
     last: bool
+    #: the prefix in front of `start`, for a first chunk that does not start at 0
+    copy: Match | None
 
 
 class Scheduler:
-    """Slots, lanes and the line of waiting jobs, first come first served."""
+    """Slots and the line of waiting jobs, first come first served."""
 
-    def __init__(self, *, slots: int, lanes: int, prefill_chunk: int, prefill_credit: int) -> None:
-        self.slots = [HeadSlot(index, index % lanes) for index in range(slots)]
-        self.num_lanes = lanes
-        self._chunk = prefill_chunk
-        #: most prefill chunks in flight at once
-        self._credit = prefill_credit
+    def __init__(self, *, slots: int, lanes: int, prefix_reuse: bool) -> None:
+        self.slots = [HeadSlot(index) for index in range(slots)]
+        self._num_lanes = lanes
+        self._prefix_reuse = prefix_reuse
         self._waiting: deque[Job] = deque()
+        #: slots with chunks to send, in the order in which they began
         self._prefilling: deque[HeadSlot] = deque()
+        #: slots that decode and wait for a round, the one that has waited longest first
+        self._ready: dict[HeadSlot, None] = {}
+        self._count = 0
+
+    # -- jobs -------------------------------------------------------------------------------------------------
 
     def submit(self, job: Job) -> None:
         """Put a job at the end of the line."""
@@ -87,46 +54,34 @@ class Scheduler:
 
     def admit(self) -> Iterator[HeadSlot]:
         """Give waiting jobs the free slots, yielding each slot as it starts."""
-        for slot in self.slots:
-            if not self._waiting:
-                return
-            if slot.phase is Phase.FREE:
-                slot.job = self._waiting.popleft()
-                self.restart(slot)
-                yield slot
+        while self._waiting and (free := [slot for slot in self.slots if slot.phase is Phase.FREE]):
+            job = self._waiting.popleft()
+            slot = self._choose(job, free)
+            slot.job = job
+            self._begin(slot)
+            yield slot
 
     def restart(self, slot: HeadSlot) -> None:
-        """Begin a new generation of the slot's job."""
-        slot.begin()
-        if slot not in self._prefilling:
-            self._prefilling.append(slot)
-
-    def next_chunk(self) -> Chunk | None:
-        """The next prefill chunk of the slot that has prefilled longest, or None (nothing to do, or no credit)."""
-        if not self.has_chunks:
-            return None
-        slot = self._prefilling[0]
-        length = min(self._chunk, slot.goal - slot.prefilled)
-        last = slot.prefilled + length == slot.goal
-        if last:
-            self._prefilling.popleft()
-        start, slot.prefilled = slot.prefilled, slot.prefilled + length
-        return Chunk(slot, start, length, last)
-
-    def ready_rows(self, lane: int) -> list[HeadSlot]:
-        """The lane's rows for a new round; empty while a round of the lane is in flight."""
-        rows = [slot for slot in self.slots if slot.lane == lane and slot.phase is Phase.DECODE]
-        return [] if any(slot.awaited for slot in rows) else rows
+        """Begin a new generation of the slot's job; what the tail holds there is not known."""
+        slot.held = NOTHING_HELD
+        self._begin(slot)
 
     def free(self, slot: HeadSlot) -> Job:
         """Take the slot's job out; answers still on their way no longer match the slot."""
         job = slot.job
         assert job is not None
-        slot.job, slot.phase = None, Phase.FREE
+        slot.job, slot.phase, slot.source, slot.promise = None, Phase.FREE, None, None
         slot.awaited.clear()
+        self._ready.pop(slot, None)
         if slot in self._prefilling:
             self._prefilling.remove(slot)
+        self._use(slot)
         return job
+
+    def forget_held(self) -> None:
+        """The tail's caches are empty."""
+        for slot in self.slots:
+            slot.held = NOTHING_HELD
 
     def live(self) -> list[HeadSlot]:
         """The slots with a job."""
@@ -143,13 +98,116 @@ class Scheduler:
         """Jobs without a slot."""
         return len(self._waiting)
 
-    @property
-    def num_unanswered(self) -> int:
-        """Rows whose answers are awaited."""
-        return sum(len(slot.awaited) for slot in self.slots)
+    def _begin(self, slot: HeadSlot) -> None:
+        slot.begin()
+        self._ready.pop(slot, None)
+        if slot not in self._prefilling:
+            self._prefilling.append(slot)
+
+    def _choose(self, job: Job, free: list[HeadSlot]) -> HeadSlot:
+        """The slot that holds the job's prefix, if none holds a longer one; else the one of use longest ago."""
+        if not self._prefix_reuse:
+            return free[0]
+        best = best_match(job.tokens, self.slots)
+        longest = best.length if best is not None else 0
+
+        def worth(slot: HeadSlot) -> tuple[bool, bool, int]:
+            return not self._is_pinned(slot), 0 < longest == held_match(job.tokens, slot), -slot.used
+
+        return max(free, key=worth)
+
+    def _use(self, slot: HeadSlot) -> None:
+        self._count += 1
+        slot.used = self._count
+
+    # -- prefill ----------------------------------------------------------------------------------------------
+
+    def next_chunk(self, most: int) -> Chunk | None:
+        """At most `most` tokens of the slot that has prefilled longest; None: nothing to send, or no credit."""
+        in_flight = [0] * self._num_lanes
+        for slot in self.slots:
+            if slot.phase is Phase.PREFILL:
+                in_flight[self.prefill_lane(slot)] += len(slot.awaited)
+        for slot in self._prefilling:
+            if len(slot.awaited) >= SLOT_CREDIT or in_flight[self.prefill_lane(slot)] >= LANE_CREDIT:
+                continue
+            if slot.round >= 0:
+                return self._cut(slot, most, None)
+            if not self._must_wait(slot):
+                return self._cut(slot, most, self._start(slot))
+        return None
+
+    def prefill_lane(self, slot: HeadSlot) -> int:
+        """The lane of all chunks of a slot: they must stay in order."""
+        return slot.index % self._num_lanes
 
     @property
-    def has_chunks(self) -> bool:
-        """Whether a prefill chunk may be sent now."""
-        in_flight = sum(len(slot.awaited) for slot in self.slots if slot.phase is Phase.PREFILL)
-        return bool(self._prefilling) and in_flight < self._credit
+    def num_prefilling(self) -> int:
+        """Slots with chunks to send."""
+        return len(self._prefilling)
+
+    def _cut(self, slot: HeadSlot, most: int, copy: Match | None) -> Chunk:
+        length = min(most, slot.goal - slot.prefilled)
+        last = slot.prefilled + length == slot.goal
+        if last:
+            self._prefilling.remove(slot)
+        start, slot.prefilled = slot.prefilled, slot.prefilled + length
+        return Chunk(slot, start, length, last, copy)
+
+    def _must_wait(self, slot: HeadSlot) -> bool:
+        """Whether the slot's first chunk may not go yet, or had better not."""
+        if self._is_pinned(slot):
+            return True
+        if slot.promise is not None and slot.promise.pending:
+            return True
+        slot.promise = None
+        if self._reuses(slot):
+            assert slot.job is not None
+            now = best_match(slot.job.tokens, self.slots, at_home=slot)
+            slot.promise = worth_waiting_for(slot, self._ahead_of(slot), now)
+        return slot.promise is not None
+
+    def _start(self, slot: HeadSlot) -> Match | None:
+        """Choose the prefix to copy, and begin behind it."""
+        assert slot.job is not None
+        if not self._reuses(slot):
+            return None
+        match = best_match(slot.job.tokens, self.slots, at_home=slot)
+        if match is not None:
+            slot.source, slot.prefilled = match
+            self._use(match.source)
+        return match
+
+    def _reuses(self, slot: HeadSlot) -> bool:
+        # After a void row the job is prefilled plainly: whatever went wrong shall not go wrong again.
+        return self._prefix_reuse and slot.job is not None and slot.job.restarts == 0
+
+    def _is_pinned(self, slot: HeadSlot) -> bool:
+        """Whether a copy from this slot is on its way: it must not begin another generation before."""
+        return any(other.source is slot and other is not slot for other in self.slots)
+
+    def _ahead_of(self, slot: HeadSlot) -> Iterator[HeadSlot]:
+        """Slots that began to prefill before this one. Nobody waits for one behind, so nobody waits for ever."""
+        place = self._prefilling.index(slot)
+        behind = {id(other) for number, other in enumerate(self._prefilling) if number >= place}
+        return (other for other in self.slots if other.phase is Phase.PREFILL and id(other) not in behind)
+
+    # -- rounds -----------------------------------------------------------------------------------------------
+
+    def decode(self, slot: HeadSlot) -> None:
+        """The slot's last row was committed: it waits for a round."""
+        slot.phase = Phase.DECODE
+        self._ready[slot] = None
+
+    def ready_rows(self) -> list[HeadSlot]:
+        """The rows that wait for a round, the one that has waited longest first."""
+        return list(self._ready)
+
+    def depart(self, slot: HeadSlot) -> None:
+        """The slot's row goes into a round."""
+        del self._ready[slot]
+
+    @property
+    def num_rows(self) -> int:
+        """Rows that decode, waiting or in flight."""
+        return sum(slot.phase is Phase.DECODE for slot in self.slots)

@@ -23,9 +23,11 @@ from workers.head.drafters import Drafter, make_drafter
 from workers.head.engine import HeadEngine
 from workers.head.fronts import Fronts, concurrency
 from workers.head.intake import Intake
+from workers.head.options import EngineOptions
 from workers.head.presence import Identity, Load, Presence
 from workers.head.prompts import PromptReader
 from workers.head.session import HeadOffer, Session, TailSearch
+from workers.head.trace import open_trace
 from workers.progress import log_progress
 from workers.served import ServedModel
 from workers.settings import HeadSettings
@@ -63,7 +65,7 @@ def run(settings: HeadSettings) -> None:
             profile=served.profile,
             split=served.split,
             slots=settings.slots,
-            lanes=settings.lanes,
+            lanes=settings.link_lanes,
             max_query=settings.max_query,
         )
         with _assembled(settings, served, client) as worker:
@@ -82,19 +84,20 @@ def _assembled(settings: HeadSettings, served: ServedModel, client: redis.Redis)
         context=served.profile.context,
     )
     intake, authkey = Intake(prompts, settings.head_id), secrets.token_bytes(32)
-    with private_address() as address, closing(EngineServer(address, authkey, intake.deliver)) as server:
+    with (
+        closing(open_trace(settings.trace)) as trace,
+        private_address() as address,
+        closing(EngineServer(address, authkey, intake.deliver)) as server,
+    ):
         engine = HeadEngine(
             shard,
             drafter,
             intake,
             server,
-            head_id=settings.head_id,
-            slots=settings.slots,
-            draft_length=settings.draft_length,
-            lanes=settings.lanes,
-            prefill_chunk=settings.prefill_chunk,
-            wire_dtype=served.profile.wire_dtype,
+            engine_options(settings, served.profile.wire_dtype),
+            trace,
         )
+        intake.wakes(engine.wake)
 
         def load() -> Load:
             stats = engine.stats()
@@ -107,6 +110,21 @@ def _assembled(settings: HeadSettings, served: ServedModel, client: redis.Redis)
                 yield HeadWorker(engine, server, fronts)
             finally:
                 engine.hand_back_all()
+
+
+def engine_options(settings: HeadSettings, wire_dtype: str) -> EngineOptions:
+    """What of the settings concerns the engine."""
+    return EngineOptions(
+        head_id=settings.head_id,
+        slots=settings.slots,
+        draft_length=settings.draft_length,
+        max_draft_length=settings.max_draft_length,
+        lanes=settings.link_lanes,
+        adapt_lanes=settings.lanes == "auto",
+        prefill_chunk=settings.prefill_chunk,
+        prefix_reuse=settings.prefix_reuse,
+        wire_dtype=wire_dtype,
+    )
 
 
 def _fronts(settings: HeadSettings, address: str, authkey: bytes) -> Fronts:
@@ -124,7 +142,7 @@ def _fronts(settings: HeadSettings, address: str, authkey: bytes) -> Fronts:
 def load_drafter(settings: HeadSettings, served: ServedModel) -> Drafter:
     """The drafter the settings ask for. Raises WorkerError."""
     directory = None
-    if settings.drafter == "model" and settings.drafter_model is not None:
+    if settings.drafter in ("model", "hybrid") and settings.drafter_model is not None:
         directory = resolve(settings.drafter_model, Part.WHOLE, progress=log_progress).path
     return make_drafter(
         settings.drafter,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 
@@ -13,6 +14,13 @@ from workers.engine.shard import TailShard
 from workers.engine.tensors import from_wire, pack_rows, pad_rows
 from workers.engine.verify import verify
 from workers.tail.slots import SlotTable, void
+
+
+class _Fresh(NamedTuple):
+    """A row of a round that fits its slot, and its hidden states [1 + draft, hidden]."""
+
+    row: Draft
+    hidden: torch.Tensor
 
 
 class TailEngine:
@@ -25,20 +33,40 @@ class TailEngine:
     @torch.inference_mode()
     def answer(self, frame: Prefill | Round | Release) -> Verdict:
         """The verdict on a frame, row by row; rows that do not fit the slot's state come back void."""
+        if isinstance(frame, Round):
+            return self.answer_rounds([frame])[0]
         started = time.perf_counter()
         match frame:
             case Prefill():
-                rows: tuple[Accepted | Void, ...] = (self._table.judge(frame) or self._prefill(frame),)
-            case Round():
-                rows = self._round(frame)
+                row: Accepted | Void = self._table.judge(frame) or self._prefill(frame)
             case Release():
-                rows = (self._table.judge(frame) or self._table.released(frame),)
-        return Verdict(frame.number, rows, time.perf_counter() - started)
+                row = self._table.judge(frame) or self._table.released(frame)
+        return Verdict(frame.number, (row,), time.perf_counter() - started)
+
+    @torch.inference_mode()
+    def answer_rounds(self, frames: Sequence[Round]) -> list[Verdict]:
+        """The verdicts on rounds that run as one forward; no slot stands in two of the frames.
+
+        Each verdict tells its share of the time, by the positions its rows bring.
+        """
+        started = time.perf_counter()
+        judged = [self._judge(frame) for frame in frames]
+        fresh = [row for rows in judged for row in rows if isinstance(row, _Fresh)]
+        if fresh:
+            verified = iter(self._verify(fresh))
+            judged = [[next(verified) if isinstance(row, _Fresh) else row for row in rows] for rows in judged]
+        answers = [tuple(row for row in rows if not isinstance(row, _Fresh)) for rows in judged]
+        spent = time.perf_counter() - started
+        shares = [len(frame.rows) * (1 + max(len(row.draft) for row in frame.rows)) for frame in frames]
+        return [
+            Verdict(frame.number, rows, spent * share / sum(shares))
+            for frame, rows, share in zip(frames, answers, shares, strict=True)
+        ]
 
     def _prefill(self, chunk: Prefill) -> Accepted | Void:
         if not self._is_hidden(chunk.hidden.shape):
             return void(chunk, VoidReason.BOUNDS)
-        if chunk.copy is not None:
+        if chunk.copy is not None and chunk.copy.slot != chunk.slot:
             self._shard.copy_slot(chunk.copy.slot, chunk.slot, chunk.copy.length)
         output = self._forward(self._hidden(chunk)[None], [chunk.slot], [chunk.position])
         if not chunk.last:
@@ -49,35 +77,27 @@ class TailEngine:
         position = chunk.position + chunk.hidden.shape[0]
         return self._table.prefilled(chunk, int(self._choose(logits, [chunk.sampling], [position])))
 
-    def _round(self, frame: Round) -> tuple[Accepted | Void, ...]:
-        if frame.hidden.shape[:1] != (sum(1 + len(row.draft) for row in frame.rows),) or not self._is_hidden(
-            frame.hidden.shape
-        ):
-            return tuple(void(row, VoidReason.BOUNDS) for row in frame.rows)
-        answers: dict[int, Accepted | Void] = {}
-        fresh: list[int] = []
+    def _judge(self, frame: Round) -> list[Accepted | Void | _Fresh]:
+        """Every row's answer, or the work to find it."""
+        counts = [1 + len(row.draft) for row in frame.rows]
+        if frame.hidden.shape[:1] != (sum(counts),) or not self._is_hidden(frame.hidden.shape):
+            return [void(row, VoidReason.BOUNDS) for row in frame.rows]
+        answers: list[Accepted | Void | _Fresh] = []
         slots: set[int] = set()
-        for index, row in enumerate(frame.rows):
+        for row, hidden in zip(frame.rows, torch.split(self._hidden(frame), counts), strict=True):
             judged = void(row, VoidReason.ROUND) if row.slot in slots else self._table.judge(row)
             slots.add(row.slot)
-            if judged is None:
-                fresh.append(index)
-            else:
-                answers[index] = judged
-        if fresh:
-            answers.update(zip(fresh, self._verify(frame, fresh), strict=True))
-        return tuple(answers[index] for index in range(len(frame.rows)))
+            answers.append(_Fresh(row, hidden) if judged is None else judged)
+        return answers
 
-    def _verify(self, frame: Round, fresh: Sequence[int]) -> list[Accepted | Void]:
-        """Run the frame's `fresh` rows through the half and judge their drafts."""
-        counts = [1 + len(row.draft) for row in frame.rows]
-        parts = torch.split(self._hidden(frame), counts)
-        rows = [frame.rows[index] for index in fresh]
-        counts = [counts[index] for index in fresh]
-        hidden = pad_rows(torch.cat([parts[index] for index in fresh]), counts)
+    def _verify(self, fresh: Sequence[_Fresh]) -> list[Accepted | Void]:
+        """Run rows through the half and judge their drafts."""
+        rows = [row for row, _ in fresh]
+        counts = [1 + len(row.draft) for row in rows]
+        hidden = pad_rows(torch.cat([part for _, part in fresh]), counts)
         output = self._forward(hidden, [row.slot for row in rows], [row.position for row in rows])
         logits = self._shard.logits(pack_rows(output, counts))  # [sum(counts), vocab]
-        finite = [bool(part.all()) for part in torch.split(torch.isfinite(logits).all(dim=-1), counts)]
+        finite = [bool(part.all()) for part in torch.split(torch.isfinite(logits).all(dim=-1).cpu(), counts)]
         samplings = [self._sampling(row) for row, count in zip(rows, counts, strict=True) for _ in range(count)]
         positions = [row.position + 1 + i for row, n in zip(rows, counts, strict=True) for i in range(n)]
         choices = pad_rows(self._choose(logits, samplings, positions), counts)  # [rows, K + 1]

@@ -12,7 +12,8 @@ from typing import TypeVar
 
 from relay.messages import Accepted, Draft, Prefill, Release, Sampling, Void, VoidReason
 
-#: answers kept per slot for resent rows; above the head's prefill credit, so every unanswered row can be repeated
+#: answers kept per slot for resent rows; above the head's prefill credit for a slot, so that every unanswered row can
+#: be repeated
 NUM_STORED_ANSWERS = 16
 
 Row = Prefill | Draft | Release
@@ -76,7 +77,7 @@ class SlotTable:
             return VoidReason.GENERATION
         if row.copy is None:
             return VoidReason.BASE if row.position != 0 else self._misfit_of_chunk(row)
-        if not 0 <= row.copy.slot < len(self._slots) or row.copy.slot == row.slot:
+        if not 0 <= row.copy.slot < len(self._slots):
             return VoidReason.COPY
         source = self._slots[row.copy.slot]
         if source.generation != row.copy.generation or not 0 < row.copy.length <= source.filled:

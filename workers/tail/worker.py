@@ -5,12 +5,14 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from dataclasses import replace
+from typing import Any
 
 from relay import keys
 from relay.errors import LinkLost, RelayUnreachable
 from relay.messages import Error, ErrorReason, Hello, Prefill, Release, Round, Verdict, Welcome
 from relay.streams import RedisRelay
-from relay.transport import Relay, TailInfo, TailLink
+from relay.transport import Received, Relay, TailInfo, TailLink
 from workers.engine.shard import TailShard
 from workers.engine.source import Part
 from workers.progress import log_progress
@@ -18,6 +20,7 @@ from workers.served import ServedModel
 from workers.settings import MAX_QUERY, TailSettings
 from workers.signals import stop_on_signals
 from workers.tail.engine import TailEngine
+from workers.tail.line import Line
 
 log = logging.getLogger(__name__)
 
@@ -56,6 +59,7 @@ class TailWorker:
         self._epoch = 0
         self._link: TailLink | None = None
         self._engine: TailEngine | None = None
+        self._line = Line()
 
     def serve(self, stop: threading.Event) -> None:
         """Announce the tail and answer frames until `stop` is set."""
@@ -76,26 +80,36 @@ class TailWorker:
             watcher.join(timeout=5)
 
     def _turn(self, stop: threading.Event) -> None:
-        """Answer the next frame, or wait a moment for one."""
+        """Answer what waits, as far as it runs as one; wait a moment if nothing does."""
         if self._link is None or self._engine is None:
             stop.wait(POLL_S)
             return
         try:
-            received = self._link.receive(POLL_S)
+            self._fetch(self._link)
         except LinkLost as error:
             log.warning("epoch %d is over: %s", self._epoch, error)
             self._close_link()
             return
-        if received is not None and isinstance(received.message, Prefill | Round | Release):
-            self._link.send(received.lane, self._answer(self._link, self._engine, received.message))
+        if self._line:
+            self._answer(self._link, self._engine)
 
-    def _answer(self, link: TailLink, engine: TailEngine, frame: Prefill | Round | Release) -> Verdict:
+    def _fetch(self, link: TailLink) -> None:
+        """Move everything that has arrived into the line. Raises LinkLost."""
+        received = link.receive(0.0 if self._line else POLL_S)
+        while received is not None:
+            if isinstance(received.message, Prefill | Round | Release):
+                self._line.put(Received(received.lane, received.message, received.num_bytes, received.at))
+            received = link.receive(0.0)
+
+    def _answer(self, link: TailLink, engine: TailEngine) -> None:
         try:
-            return engine.answer(frame)
+            answers = answer_next(self._line, engine)
         except Exception as error:
             # The head must not wait for a tail that is about to die of this (out of memory, say).
             link.send(0, Error(self._epoch, ErrorReason.TAIL_FAILED, f"tail {self._tail.tail}: {error!r}"))
             raise
+        for lane, verdict in answers:
+            link.send(lane, verdict)
 
     def _open(self, hello: Hello) -> None:
         """Start the epoch that `hello` asks for, or refuse it; the previous epoch is over either way."""
@@ -117,6 +131,22 @@ class TailWorker:
         if self._link is not None:
             self._link.close()
         self._link = self._engine = None
+        self._line = Line()
+
+
+def answer_next(line: Line, engine: TailEngine) -> list[tuple[int, Verdict]]:
+    """Work on what the line gives next: the lanes and verdicts to send."""
+    taken = line.take()
+    if isinstance(taken, list):
+        verdicts = engine.answer_rounds([received.message for received in taken])
+        return [_timed(received, verdict) for received, verdict in zip(taken, verdicts, strict=True)]
+    return [_timed(taken, engine.answer(taken.message))]
+
+
+def _timed(received: Received[Any], verdict: Verdict) -> tuple[int, Verdict]:
+    """What of the frame's time here was not its own work, it waited."""
+    waited_s = time.perf_counter() - received.at - verdict.tail_s
+    return received.lane, replace(verdict, waited_s=max(0.0, waited_s))
 
 
 class _HelloWatcher(threading.Thread):

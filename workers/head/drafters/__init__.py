@@ -10,9 +10,11 @@ import torch
 from workers.engine.loader import load_config, load_whole
 from workers.errors import DrafterInvalid
 from workers.head.drafters.drafter import NOTHING, Drafter, DraftRow, Proposal
+from workers.head.drafters.hybrid import HybridDrafter
 from workers.head.drafters.model import ModelDrafter
 from workers.head.drafters.ngram import NgramDrafter
 from workers.head.drafters.none import NoDrafter
+from workers.head.drafters.suffix import SuffixDrafter
 from workers.head.drafters.vocabulary import check_same_vocabulary
 
 __all__ = [
@@ -25,7 +27,7 @@ __all__ = [
     "make_drafter",
 ]
 
-DrafterKind = Literal["none", "ngram", "model"]
+DrafterKind = Literal["none", "ngram", "suffix", "model", "hybrid"]
 
 #: tokens of a slot that the drafter's model takes in one forward while it catches up
 _CATCH_UP_CHUNK = 128
@@ -45,12 +47,12 @@ def make_drafter(
 
     Args:
         target: directory of the target model.
-        drafter: directory of the drafter's model, for `kind` "model" only.
+        drafter: directory of the drafter's model, for `kind` "model" and "hybrid" only.
         dtype: of the drafter's weights and cache.
         device: where it runs.
 
     Raises:
-        DrafterInvalid: `kind` "model" without a directory.
+        DrafterInvalid: `kind` "model" or "hybrid" without a directory.
         VocabularyMismatch: the drafter's tokenizer gives a token another id than the target's.
         WorkerError: the drafter's model cannot be loaded.
     """
@@ -58,10 +60,13 @@ def make_drafter(
         return NoDrafter()
     if kind == "ngram":
         return NgramDrafter()
+    if kind == "suffix":
+        return SuffixDrafter()
     if drafter is None:
-        raise DrafterInvalid('drafter "model" needs a drafter model')
+        raise DrafterInvalid(f'drafter "{kind}" needs a drafter model')
     check_same_vocabulary(target, drafter)
     model = load_whole(
         drafter, dtype=dtype, device=device, slots=slots, max_length=max_length, max_query=_CATCH_UP_CHUNK
     )
-    return ModelDrafter(model, num_tokens=load_config(target).vocab_size)
+    modelled = ModelDrafter(model, num_tokens=load_config(target).vocab_size)
+    return modelled if kind == "model" else HybridDrafter(SuffixDrafter(), modelled)

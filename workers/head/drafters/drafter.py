@@ -15,11 +15,15 @@ class DraftRow:
 
     slot: int
     #: prompt and committed tokens; the last one is the base token. Between `begin` and `end` of the slot this
-    #: only grows: what was drafted and refused was never in it.
+    #: only grows: what was drafted and refused was never in it. It may be the engine's own list: a drafter that
+    #: keeps it until `end` finds the job's last tokens there.
     tokens: Sequence[int]
     sampling: Sampling
     #: most tokens to draft; 0 asks for none
     limit: int
+    #: most tokens worth a model's steps; what is drafted from a table costs nothing and goes up to `limit`.
+    #: None: as many as `limit`
+    effort: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from workers.engine.sampling import SamplingRows, choose
 from workers.head.drafters.drafter import NOTHING, DraftRow, Proposal
+from workers.head.prefixes import MIN_COPY, common_length
 
 
 class DraftModel(Protocol):
@@ -27,6 +28,9 @@ class DraftModel(Protocol):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Hidden states [n, hidden] to float32 logits [n, vocab]."""
+
+    def copy_slot(self, source: int, destination: int, length: int) -> None:
+        """Make the first positions of a slot those of another one."""
 
     def zero_slot(self, slot: int) -> None:
         """Clear a slot's cache."""
@@ -81,19 +85,19 @@ class ModelDrafter:
         self._cached: dict[int, _Cached] = {}
 
     def begin(self, slot: int) -> None:
-        """Forget what the slot holds; a slot that saw something that is no number is cleared first."""
+        """What the slot still holds is of use as far as the new row begins alike."""
         self.end(slot)
-        self._cached[slot] = _Cached()
+        self._cached.setdefault(slot, _Cached()).num_committed = 0
 
     def end(self, slot: int) -> None:
-        """Forget what the slot holds."""
-        cached = self._cached.pop(slot, None)
-        if cached is not None and cached.broken:
+        """Keep what the slot holds, for rows that begin alike; clear it if it saw something that is no number."""
+        if slot in self._cached and self._cached[slot].broken:
+            del self._cached[slot]
             self._model.zero_slot(slot)
 
     @torch.inference_mode()
     def propose(self, rows: Sequence[DraftRow]) -> list[Proposal]:
-        """`limit` tokens for each row; fewer only at the end of the drafter's cache, none once broken."""
+        """The wanted tokens for each row; fewer only at the end of the drafter's cache, none once broken."""
         limits = [self._limit(row) for row in rows]
         # The longest drafts first, so that the rows of every step are a prefix of those of the step before.
         order = sorted((place for place, limit in enumerate(limits) if limit), key=lambda p: -limits[p])
@@ -107,15 +111,17 @@ class ModelDrafter:
         return proposals
 
     def _limit(self, row: DraftRow) -> int:
-        """Tokens to draft: the last one is not fed, so it may stand one place behind the drafter's cache."""
+        """Tokens worth drafting. The last one is not fed: it may stand one place behind the drafter's cache."""
         if self._cached[row.slot].broken:
             return 0
-        return max(0, min(row.limit, self._model.max_length - len(row.tokens) + 1))
+        wanted = row.limit if row.effort is None else min(row.limit, row.effort)
+        return max(0, min(wanted, self._model.max_length - len(row.tokens) + 1))
 
     def _catch_up(self, rows: Sequence[DraftRow]) -> None:
         """Feed everything committed but the last two tokens, in chunks, as far as it is not cached."""
         for row in rows:
             self._cached[row.slot].keep_common(row.tokens, len(row.tokens) - 2)
+            self._borrow(row)
         while behind := [row for row in rows if len(self._cached[row.slot].tokens) < len(row.tokens) - 2]:
             chunks = [self._next_chunk(row) for row in behind]
             width = max(map(len, chunks))
@@ -124,6 +130,21 @@ class ModelDrafter:
             self._model.forward(*(self._tensor(v) for v in (tokens, [row.slot for row in behind], starts)))
             for row, chunk in zip(behind, chunks, strict=True):
                 self._cached[row.slot].tokens += chunk
+
+    def _borrow(self, row: DraftRow) -> None:
+        """Copy the longest prefix that another slot holds, if the row's own cache is far behind it."""
+        mine, most = self._cached[row.slot], len(row.tokens) - 2
+        if most - len(mine.tokens) < MIN_COPY:
+            return
+        common = {
+            slot: common_length(row.tokens, other.tokens, most)
+            for slot, other in self._cached.items()
+            if slot != row.slot and not other.broken
+        }
+        best = max(common, key=common.__getitem__, default=row.slot)
+        if common.get(best, 0) - len(mine.tokens) >= MIN_COPY:
+            self._model.copy_slot(best, row.slot, common[best])
+            mine.tokens, mine.num_committed = list(row.tokens[: common[best]]), common[best]
 
     def _next_chunk(self, row: DraftRow) -> list[int]:
         start = len(self._cached[row.slot].tokens)

@@ -1,0 +1,43 @@
+"""The head's half of the model, from tokens to what goes over the wire."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from relay.messages import DTYPE_BYTES, Tensor
+from workers.engine.shard import HeadShard
+from workers.engine.tensors import pack_rows, to_wire
+
+
+class HeadForward:
+    """Runs ragged rows of tokens through the half."""
+
+    def __init__(self, shard: HeadShard, wire_dtype: str) -> None:
+        self._shard = shard
+        self._wire_dtype = wire_dtype
+        #: what a token's hidden state takes on the wire
+        self.bytes_per_token = shard.hidden_size * DTYPE_BYTES[wire_dtype]
+
+    def run(self, fed: Sequence[Sequence[int]], slots: Sequence[int], starts: Sequence[int]) -> Tensor:
+        """The packed hidden states [sum of the rows' tokens, hidden] of rows that begin at `starts`."""
+        device = self._shard.device
+        counts = [len(tokens) for tokens in fed]
+        query = max(counts)
+        padded = [[*tokens, *[0] * (query - len(tokens))] for tokens in fed]
+        hidden = self._shard.forward(
+            torch.as_tensor(padded, device=device),
+            torch.as_tensor(slots, device=device),
+            torch.as_tensor(starts, device=device),
+        )
+        return to_wire(pack_rows(hidden, counts), self._wire_dtype)
+
+    def copy_slot(self, source: int, destination: int, length: int) -> None:
+        """Make the first positions of a slot those of another one."""
+        if source != destination:
+            self._shard.copy_slot(source, destination, length)
+
+    def zero_slot(self, slot: int) -> None:
+        """Clear a slot that saw values that are no numbers."""
+        self._shard.zero_slot(slot)

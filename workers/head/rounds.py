@@ -1,0 +1,135 @@
+"""Making a round: how much to draft, the drafts, the head's forward, the frame."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from relay.messages import Draft, Round
+from workers.head.drafters import Drafter, DraftRow
+from workers.head.forward import HeadForward
+from workers.head.jobs import Job
+from workers.head.slots import HeadSlot
+from workers.head.speculation import Costs, Planner
+
+
+class DraftPolicy(Protocol):
+    """How long drafts are; see `workers.head.speculation.Planner`."""
+
+    costs: Costs
+
+    def begin(self, slot: int) -> None: ...
+
+    def end(self, slot: int) -> None: ...
+
+    def limit(self, remaining: int) -> int: ...
+
+    def effort(self, slots: Sequence[int], limits: Sequence[int], lanes: int = 1) -> list[int]: ...
+
+    def select(self, slots: Sequence[int], confidence: Sequence[Sequence[float]], lanes: int = 1) -> list[int]: ...
+
+    def verified(self, slot: int, confidence: Sequence[float], accepted: int) -> None: ...
+
+
+class FixedLength:
+    """Always the same draft length."""
+
+    def __init__(self, length: int) -> None:
+        self.costs = Costs()
+        self._length = length
+
+    def begin(self, slot: int) -> None: ...
+
+    def end(self, slot: int) -> None: ...
+
+    def limit(self, remaining: int) -> int:
+        """The verdict adds one token to what it accepts: more drafts than this could never be used."""
+        return max(0, min(self._length, remaining - 1))
+
+    def effort(self, slots: Sequence[int], limits: Sequence[int], lanes: int = 1) -> list[int]:
+        return list(limits)
+
+    def select(self, slots: Sequence[int], confidence: Sequence[Sequence[float]], lanes: int = 1) -> list[int]:
+        return [len(sure) for sure in confidence]
+
+    def verified(self, slot: int, confidence: Sequence[float], accepted: int) -> None: ...
+
+
+def draft_policy(length: int | Literal["auto"], most: int) -> DraftPolicy:
+    """The policy for the setting `draft_length`."""
+    return Planner(most) if length == "auto" else FixedLength(length)
+
+
+@dataclass(frozen=True, slots=True)
+class MadeRound:
+    """A round ready to be sent, and what it took to make it."""
+
+    frame: Round
+    #: the drafter's word on every token sent, by row
+    confidence: tuple[tuple[float, ...], ...]
+    #: most steps that the drafter was asked for
+    effort: int
+    #: rounds in flight at the same time
+    lanes: int
+    draft_s: float
+    head_s: float
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest draft."""
+        return max(len(row.draft) for row in self.frame.rows)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens sent, base tokens included."""
+        return sum(1 + len(row.draft) for row in self.frame.rows)
+
+
+class RoundMaker:
+    """Makes the rounds of one engine."""
+
+    def __init__(self, forward: HeadForward, drafter: Drafter, policy: DraftPolicy) -> None:
+        self._forward = forward
+        self._drafter = drafter
+        self._policy = policy
+
+    def make(self, number: int, slots: Sequence[HeadSlot], lanes: int) -> MadeRound:
+        """A round of the slots' rows; `lanes` rounds will be in flight at the same time, this one included."""
+        started = time.perf_counter()
+        jobs = [_job(slot) for slot in slots]
+        drafts, effort = self._draft(slots, jobs, lanes)
+        drafted = time.perf_counter()
+        fed = [[job.tokens[-1], *tokens] for job, (tokens, _) in zip(jobs, drafts, strict=True)]
+        starts = [len(job.tokens) - 1 for job in jobs]
+        hidden = self._forward.run(fed, [slot.index for slot in slots], starts)
+        rows = tuple(
+            Draft(slot.index, slot.generation, slot.next_round(), start, tokens[0], tuple(tokens[1:]))
+            for slot, start, tokens in zip(slots, starts, fed, strict=True)
+        )
+        confidence = tuple(sure for _, sure in drafts)
+        frame = Round(number, rows, hidden)
+        return MadeRound(frame, confidence, effort, lanes, drafted - started, time.perf_counter() - drafted)
+
+    def _draft(
+        self, slots: Sequence[HeadSlot], jobs: Sequence[Job], lanes: int
+    ) -> tuple[list[tuple[tuple[int, ...], tuple[float, ...]]], int]:
+        """Every row's draft as far as it is worth sending, with the drafter's confidences; and the effort."""
+        indexes = [slot.index for slot in slots]
+        limits = [self._policy.limit(job.num_remaining) for job in jobs]
+        efforts = self._policy.effort(indexes, limits, lanes)
+        proposals = self._drafter.propose(
+            [
+                DraftRow(slot, job.tokens, job.sampling, limit, effort)
+                for slot, job, limit, effort in zip(indexes, jobs, limits, efforts, strict=True)
+            ]
+        )
+        kept = self._policy.select(indexes, [proposal.confidence for proposal in proposals], lanes)
+        drafts = [(p.tokens[:length], p.confidence[:length]) for p, length in zip(proposals, kept, strict=True)]
+        return drafts, max(efforts)
+
+
+def _job(slot: HeadSlot) -> Job:
+    assert slot.job is not None, "a row in a round has a job"
+    return slot.job
