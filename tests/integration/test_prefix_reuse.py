@@ -11,6 +11,7 @@ from tests.models import tiny_model
 from tests.pair import Halves, UncutModel, generate, tasks_for
 from tests.parity import MIN_GAP
 from workers.head.drafters import make_drafter
+from workers.head.prefixes import MIN_WAIT
 
 #: about 300 tokens of the byte-level tokenizer
 SYSTEM = "You are a patient assistant. " * 10
@@ -36,7 +37,9 @@ def requests(count: int, system: str = SYSTEM) -> list[GenerationRequest]:
     return [replace(request, temperature=0.8) if request.seed % 2 else request for request in made]
 
 
-def run(halves: Halves, jobs: list[GenerationRequest], *, reuse: bool, drafter: str = "ngram") -> list[Outcome]:
+def run(
+    halves: Halves, jobs: list[GenerationRequest], *, reuse: bool, drafter: str = "ngram", concurrency: int = SLOTS
+) -> list[Outcome]:
     directory = halves.directory
     made = make_drafter(
         drafter,  # type: ignore[arg-type]
@@ -48,7 +51,7 @@ def run(halves: Halves, jobs: list[GenerationRequest], *, reuse: bool, drafter: 
         max_length=512,
     )
     outcomes = generate(
-        halves, tasks_for(jobs), made, draft_length="auto", concurrency=SLOTS, lanes="auto", prefix_reuse=reuse
+        halves, tasks_for(jobs), made, draft_length="auto", concurrency=concurrency, lanes="auto", prefix_reuse=reuse
     )
     assert all(outcome.failure is None for outcome in outcomes)
     return outcomes
@@ -101,6 +104,13 @@ def test_two_batches_with_prompts_of_their_own_keep_their_prefixes_apart(halves:
 
 def test_the_same_prompt_again_is_computed_but_for_its_last_token(halves: Halves) -> None:
     job = requests(1)[0]
-    first, *others = run(halves, [job] * 4, reuse=True)
+    first, *others = run(halves, [job] * 4, reuse=True, concurrency=1)
     assert all(other.token_ids == first.token_ids for other in others)
     assert cached(others) == [first.prompt_tokens - 1] * 3
+
+
+def test_the_same_prompt_at_the_same_time_waits_while_that_saves_enough(halves: Halves) -> None:
+    job = requests(1)[0]
+    first, *others = run(halves, [job] * 4, reuse=True)
+    assert all(other.token_ids == first.token_ids for other in others)
+    assert min(cached(others)) > first.prompt_tokens - 1 - MIN_WAIT

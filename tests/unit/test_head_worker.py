@@ -25,7 +25,7 @@ class Sessions:
         if not self.left:
             self.stop.set()
             return None
-        return Mock()
+        return Mock(**{"lease.epoch": 1, "lease.tail.tail": "tail-00000000"})
 
 
 class Engine:
