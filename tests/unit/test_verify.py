@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workers.engine.verify import padded, verify
+from workers.engine.verify import verify
 
 
 def accepted(choices: list[list[int]], drafts: list[list[int]], lengths: list[int]) -> list[int]:
@@ -40,20 +40,3 @@ def test_the_batch_agrees_with_one_row_at_a_time(data: st.DataObject) -> None:
 
     expected = [one(*row) for row in zip(choices, drafts, lengths, strict=True)]
     assert accepted(choices, drafts, lengths) == expected
-
-
-def test_packed_rows_become_a_rectangle() -> None:
-    packed = torch.tensor([1, 2, 3, 4])
-    assert padded(packed, [3, 0, 1], fill=-1).tolist() == [[1, 2, 3], [-1, -1, -1], [4, -1, -1]]
-
-
-def test_packed_vectors_keep_their_shape_and_dtype() -> None:
-    rectangle = padded(torch.ones(3, 5, dtype=torch.bfloat16), [1, 2])
-    assert rectangle.shape == (2, 2, 5)
-    assert rectangle.dtype == torch.bfloat16
-    assert rectangle[0, 1].eq(0).all()
-
-
-def test_rows_without_entries_become_a_rectangle_of_no_width() -> None:
-    assert padded(torch.zeros(0, dtype=torch.int64), [0, 0]).shape == (2, 0)
-    assert padded(torch.zeros(0, 5), []).shape == (0, 0, 5)

@@ -6,8 +6,6 @@ choice at these places, and the next choice is the target's own.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
@@ -26,21 +24,3 @@ def verify(choices: Tensor, drafts: Tensor, lengths: Tensor) -> Tensor:
     places = torch.arange(drafts.shape[1], device=drafts.device)
     holds = (choices[:, :-1] == drafts) & (places < lengths.unsqueeze(1))
     return holds.long().cumprod(dim=1).sum(dim=1)
-
-
-def padded(packed: Tensor, counts: Sequence[int], fill: int = 0) -> Tensor:
-    """Rows packed one behind the other, as a rectangle.
-
-    Args:
-        packed: [sum(counts), ...].
-        counts: how many entries each row has.
-        fill: what stands behind a row's end.
-
-    Returns:
-        [rows, max(counts), ...], of `packed`'s dtype; no entry at all gives [rows, 0, ...].
-    """
-    width = max(counts, default=0)
-    rectangle = packed.new_full((len(counts) * width, *packed.shape[1:]), fill)
-    places = [row * width + place for row, count in enumerate(counts) for place in range(count)]
-    rectangle[torch.tensor(places, dtype=torch.int64, device=packed.device)] = packed
-    return rectangle.view(len(counts), width, *packed.shape[1:])

@@ -53,6 +53,15 @@ class Job:
 
     def completed(self, head: str, reason: FinishReason) -> Outcome:
         """The outcome of a job whose text is complete."""
+        return self._ended(head, reason, None, None)
+
+    def failed(self, head: str, failure: FailureType, message: str) -> Outcome:
+        """The outcome of a job that cannot go on; the text so far is kept."""
+        return self._ended(head, None, failure, message)
+
+    def _ended(
+        self, head: str, reason: FinishReason | None, failure: FailureType | None, message: str | None
+    ) -> Outcome:
         return Outcome(
             job=self.task.job,
             attempt=self.task.attempt,
@@ -60,21 +69,6 @@ class Job:
             text=self.completion.text,
             token_ids=self.completion.tokens,
             finish_reason=reason,
-            prompt_tokens=self.num_prompt,
-            failure=None,
-            failure_message=None,
-            metrics=self.ledger.metrics(),
-        )
-
-    def failed(self, head: str, failure: FailureType, message: str) -> Outcome:
-        """The outcome of a job that cannot go on; the text so far is kept."""
-        return Outcome(
-            job=self.task.job,
-            attempt=self.task.attempt,
-            head=head,
-            text=self.completion.text,
-            token_ids=self.completion.tokens,
-            finish_reason=None,
             prompt_tokens=self.num_prompt,
             failure=failure,
             failure_message=message,
