@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import BinaryIO, cast
 
@@ -18,6 +19,9 @@ from tasks.openai_batch import Defaults, LineError, ParsedJob, read_requests
 
 #: bytes read at a time
 _CHUNK_BYTES = 1 << 20
+
+#: is told of every line that cannot be a job
+ErrorSink = Callable[[LineError], None]
 
 
 @contextmanager
@@ -93,17 +97,40 @@ def requests(stream: BinaryIO, defaults: Defaults, what: str) -> Iterator[Parsed
             yield item
 
 
-def check_input(stream: BinaryIO, defaults: Defaults, max_errors: int) -> Check:
-    """Read every line once; remembers at most `max_errors` errors."""
+def nowhere(error: LineError) -> None:
+    """The sink of those who do not ask for all errors."""
+
+
+def check_input(stream: BinaryIO, defaults: Defaults, max_errors: int, tell: ErrorSink = nowhere) -> Check:
+    """Read every line once; remembers at most `max_errors` errors, and tells of all of them."""
     check = Check()
     for item in requests(stream, defaults, "checking"):
         check.add(item, max_errors)
+        if isinstance(item, LineError):
+            tell(item)
     return check
 
 
-def error_report(check: Check) -> str:
-    """The errors found, one a line, and how many more there are."""
+@contextmanager
+def error_file(path: Path | None) -> Iterator[ErrorSink]:
+    """Write every error told to this file as a JSON object a line; nowhere without a path. Raises CliError."""
+    if path is None:
+        yield nowhere
+        return
+    try:
+        with path.open("w", encoding="utf-8") as out:
+
+            def write(error: LineError) -> None:
+                out.write(json.dumps(asdict(error), ensure_ascii=False) + "\n")
+
+            yield write
+    except OSError as error:
+        raise CliError(f"cannot write {path}: {error.strerror}") from error
+
+
+def error_report(check: Check, path: Path | None = None) -> str:
+    """The errors found, one a line, how many more there are, and where all of them are."""
     lines = [str(error) for error in check.errors]
     if hidden := check.num_errors - len(check.errors):
-        lines.append(f"… and {hidden} more")
+        lines.append(f"… and {hidden} more: " + (f"all in {path}" if path else "--errors FILE writes all of them"))
     return "\n".join(lines)

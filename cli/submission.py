@@ -9,7 +9,7 @@ from itertools import islice
 from typing import BinaryIO
 
 from cli.errors import CliError, InputRefused
-from cli.input_file import Check, digest, requests
+from cli.input_file import Check, ErrorSink, digest, requests
 from cli.output import warn
 from storage.batches import add_jobs, begin_submission, discard_batch, get_batch, publish_batch
 from storage.database import Database
@@ -24,7 +24,7 @@ from tasks.settings import BookkeeperSettings, TaskSettings
 
 #: jobs written in one transaction
 CHUNK_JOBS = 1000
-#: served names that an error lists
+#: served names, and names that are not served, that an error lists
 MAX_NAMES = 10
 
 
@@ -82,6 +82,20 @@ def _unserved(name: str | None, check: Check, models: Models) -> str:
     if name is None:
         return f"{where}: model: several models are served, name one with --model: {served}"
     return f"{where}: model: {name!r} is not served; served are: {served}"
+
+
+def shortened(messages: list[str]) -> list[str]:
+    """The first messages, and how many more there are."""
+    hidden = len(messages) - MAX_NAMES
+    return messages if hidden <= 0 else [*messages[:MAX_NAMES], f"… and {hidden} more names"]
+
+
+def tell_unserved(stream: BinaryIO, order: Order, models: Models, tell: ErrorSink) -> None:
+    """Tell of every line whose model is not served."""
+    for item in requests(stream, order.defaults, "looking for models"):
+        if isinstance(item, ParsedJob) and models.of(item) is None:
+            name = item.model or models.default
+            tell(LineError(item.line, "model", f"{name!r} is not served" if name else "expected the name of a model"))
 
 
 def write_batch(database: Database, stream: BinaryIO, order: Order, models: Models) -> tuple[BatchRow, bool]:

@@ -12,13 +12,22 @@ import click
 
 from cli.database import exit_code, opened
 from cli.errors import ExitCode, InputRefused
-from cli.input_file import Check, check_input, error_report, open_input
+from cli.input_file import Check, ErrorSink, check_input, error_file, error_report, nowhere, open_input
 from cli.jobs import batch_json, figures_json, print_batch
 from cli.options import broker_option, database_option, insecure_option, json_option
 from cli.output import note, print_json, warn
 from cli.reasons import look_around, why_nothing_moves
 from cli.results import write_results
-from cli.submission import Order, feed, served_models, unserved_lines, write_batch
+from cli.submission import (
+    Models,
+    Order,
+    feed,
+    served_models,
+    shortened,
+    tell_unserved,
+    unserved_lines,
+    write_batch,
+)
 from cli.watch import make_display, watch
 from storage.batches import get_batch
 from storage.database import Database
@@ -63,6 +72,11 @@ class Afterwards:
 )
 @click.option("--check", "check_only", is_flag=True, help="Only check the file; needs no Redis.")
 @click.option("--max-errors", type=click.IntRange(1), default=20, show_default=True, help="Invalid lines to list.")
+@click.option(
+    "--errors",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write every invalid line's number, field and reason to this file (jsonl).",
+)
 @click.option("--max-tokens", type=int, help="For lines that do not say. Default: 512.")
 @click.option("--temperature", type=float, help="0 is greedy. Default: 1.")
 @click.option("--top-p", type=float, help="Default: 1, off.")
@@ -87,6 +101,7 @@ def submit_command(
     on_invalid: str,
     check_only: bool,
     max_errors: int,
+    errors: Path | None,
     as_json: bool,
     stop: tuple[str, ...],
     **parameters: Any,
@@ -106,13 +121,13 @@ def submit_command(
     if output is not None and not wait:
         raise click.UsageError("--output needs --wait: later, `shardq results BATCH --output FILE` writes it", ctx)
     order = Order(name, _defaults(model, stop, parameters), skip_invalid=on_invalid == "skip")
-    with open_input(file) as stream:
-        check = check_input(stream, order.defaults, max_errors)
-        _refuse_invalid(check, order)
+    with open_input(file) as stream, error_file(errors) as tell:
+        check = check_input(stream, order.defaults, max_errors, tell)
+        _refuse_invalid(check, order, errors)
         if check_only:
             click.echo(f"{check.num_jobs} jobs, {check.num_errors} invalid lines")
             return
-        ctx.exit(_submit(stream, check, order, Afterwards(wait, output, as_json)))
+        ctx.exit(_submit(stream, check, order, Afterwards(wait, output, as_json), tell))
 
 
 def _defaults(model: str | None, stop: tuple[str, ...], parameters: dict[str, Any]) -> Defaults:
@@ -123,23 +138,32 @@ def _defaults(model: str | None, stop: tuple[str, ...], parameters: dict[str, An
         raise InputRefused(f"{option}: {error.message}") from error
 
 
-def _refuse_invalid(check: Check, order: Order) -> None:
+def _refuse_invalid(check: Check, order: Order, errors: Path | None) -> None:
+    report = error_report(check, errors)
     if check.num_errors and not order.skip_invalid:
-        raise InputRefused(error_report(check))
+        raise InputRefused(report)
     if not check.num_jobs:
-        raise InputRefused(error_report(check) or "the file holds no request")
+        raise InputRefused(report or "the file holds no request")
     if check.num_errors:
-        warn(f"{check.num_errors} invalid lines are left out:\n{error_report(check)}")
+        warn(f"{check.num_errors} invalid lines are left out:\n{report}")
 
 
-def _submit(stream: BinaryIO, check: Check, order: Order, afterwards: Afterwards) -> ExitCode:
+def _refuse_unserved(stream: BinaryIO, check: Check, order: Order, models: Models, tell: ErrorSink) -> None:
+    unserved = unserved_lines(check, models)
+    if not unserved:
+        return
+    if tell is not nowhere:
+        tell_unserved(stream, order, models, tell)
+    if not order.skip_invalid or len(unserved) == len(check.models):
+        raise InputRefused("\n".join(shortened(list(unserved.values()))))
+    for message in shortened(list(unserved.values())):
+        warn(f"left out: {message}")
+
+
+def _submit(stream: BinaryIO, check: Check, order: Order, afterwards: Afterwards, tell: ErrorSink) -> ExitCode:
     with opened() as database:
         models = served_models(database)
-        unserved = unserved_lines(check, models)
-        if unserved and (not order.skip_invalid or len(unserved) == len(check.models)):
-            raise InputRefused("\n".join(unserved.values()))
-        for message in unserved.values():
-            warn(f"left out: {message}")
+        _refuse_unserved(stream, check, order, models, tell)
         batch, existed = write_batch(database, stream, order, models)
         if existed:
             note(f"submitted before as {batch.id}: {batch.counts.num_ended} of its jobs have ended")

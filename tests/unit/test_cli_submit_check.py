@@ -97,7 +97,28 @@ def test_all_bad_lines_are_reported_up_to_the_limit(run: Shardq) -> None:
     assert result.exit_code == ExitCode.USAGE
     lines = result.stderr.splitlines()
     assert [text.removeprefix("Error: ")[:7] for text in lines[:5]] == [f"line {n}:" for n in range(1, 6)]
-    assert lines[5:] == ["… and 25 more"]
+    assert lines[5:] == ["… and 25 more: --errors FILE writes all of them"]
+
+
+def test_every_bad_line_of_a_large_file_is_named_in_the_error_file(run: Shardq, tmp_path: Path) -> None:
+    bad = range(7, 3000, 11)
+    data = b"\n".join(b"oops" if number in bad else line(prompt="good") for number in range(1, 3001))
+    path = tmp_path / "bad.jsonl"
+    result = run("submit", "--check", "--errors", str(path), "-", stdin=data)
+    assert result.exit_code == ExitCode.USAGE
+    errors = [json.loads(text) for text in path.read_text(encoding="utf-8").splitlines()]
+    assert [error["line"] for error in errors] == list(bad)
+    assert all("JSON object" in error["message"] for error in errors)
+    lines = result.stderr.splitlines()
+    assert len(lines) == 21
+    assert lines[-1] == f"… and {len(bad) - 20} more: all in {path}"
+
+
+def test_an_error_file_that_cannot_be_written_is_one_line(run: Shardq, tmp_path: Path) -> None:
+    result = run("submit", "--check", "--errors", str(tmp_path / "nowhere" / "bad.jsonl"), "-", stdin=line(prompt="a"))
+    assert result.exit_code == ExitCode.ERROR
+    assert result.stderr.startswith("Error: cannot write ")
+    assert len(result.stderr.splitlines()) == 1
 
 
 def test_invalid_lines_can_be_left_out(run: Shardq) -> None:
