@@ -11,6 +11,7 @@ from sqlalchemy import Connection, RowMapping, func, select
 from sqlalchemy.exc import IntegrityError
 
 from storage.database import Database
+from storage.endings import end_batches, move_batch
 from storage.errors import (
     BatchAmbiguous,
     BatchEmpty,
@@ -20,7 +21,8 @@ from storage.errors import (
     SubmissionSuperseded,
 )
 from storage.records import BatchRow, Counts, NewBatch, NewJob, Submission
-from storage.states import TERMINAL_STATUSES, BatchStatus, JobState, statuses_before
+from storage.request_keys import request_key
+from storage.states import TERMINAL_STATUSES, BatchStatus, JobState
 from storage.tables import batch, job
 
 #: random bytes in a batch id
@@ -48,11 +50,7 @@ def begin_submission(db: Database, new: NewBatch) -> Submission:
         if found["status"] != BatchStatus.VALIDATING:
             return Submission(_load(connection, found["id"]), token, published=True, resumed=False)
         connection.execute(job.delete().where(job.c.batch_id == found["id"]))
-        connection.execute(
-            batch.update()
-            .where(batch.c.id == found["id"])
-            .values(submission=token, parameters=json.dumps(new.parameters or {}))
-        )
+        connection.execute(batch.update().where(batch.c.id == found["id"]).values(submission=token, **_chosen(new)))
         return Submission(_load(connection, found["id"]), token, published=False, resumed=True)
 
 
@@ -65,7 +63,7 @@ def add_jobs(db: Database, submission: Submission, jobs: Sequence[NewJob]) -> No
     if not jobs:
         return
     with db.write() as connection:
-        _check_ours(connection, submission)
+        check_ours(connection, submission)
         try:
             connection.execute(job.insert(), [_job_values(batch_id, new) for new in jobs])
         except IntegrityError as error:
@@ -75,29 +73,25 @@ def add_jobs(db: Database, submission: Submission, jobs: Sequence[NewJob]) -> No
 def publish_batch(db: Database, submission: Submission, *, num_invalid_lines: int = 0) -> BatchRow:
     """The last step of a submission: from here on the feeder sees the batch's jobs.
 
-    Raises SubmissionSuperseded, or BatchEmpty if no job was added.
+    A batch whose jobs all have a reused result ends with it. Raises SubmissionSuperseded, or BatchEmpty if no job was
+    added.
     """
     batch_id = submission.batch.id
+    now = db.now()
     with db.write() as connection:
-        _check_ours(connection, submission)
+        check_ours(connection, submission)
         if connection.execute(select(job.c.id).where(job.c.batch_id == batch_id).limit(1)).first() is None:
             raise BatchEmpty(batch_id)
-        connection.execute(
-            batch.update()
-            .where(batch.c.id == batch_id)
-            .values(
-                status=BatchStatus.IN_PROGRESS,
-                in_progress_at=db.now(),
-                num_invalid_lines=num_invalid_lines,
-            )
-        )
+        connection.execute(batch.update().where(batch.c.id == batch_id).values(num_invalid_lines=num_invalid_lines))
+        move_batch(connection, batch_id, BatchStatus.IN_PROGRESS, now)
+        end_batches(connection, [batch_id], now)
         return _load(connection, batch_id)
 
 
 def discard_batch(db: Database, submission: Submission) -> None:
     """Forget a validating batch and its jobs, as after a refused file. Raises SubmissionSuperseded."""
     with db.write() as connection:
-        _check_ours(connection, submission)
+        check_ours(connection, submission)
         connection.execute(job.delete().where(job.c.batch_id == submission.batch.id))
         connection.execute(batch.delete().where(batch.c.id == submission.batch.id))
 
@@ -136,36 +130,12 @@ def count_jobs(connection: Connection, batch_ids: Sequence[str]) -> dict[str, Co
     return {batch_id: Counts(**by_state) for batch_id, by_state in numbers.items()}
 
 
-def end_batches(connection: Connection, batch_ids: Iterable[str], now: float) -> list[str]:
-    """End those of `batch_ids` without an open job; their ids. The caller has locked the batches' rows."""
-    ended = []
-    for batch_id in batch_ids:
-        is_open = select(job.c.id).where(
-            job.c.batch_id == batch_id,
-            job.c.state.in_([JobState.WAITING, JobState.QUEUED, JobState.RUNNING]),
-        )
-        if connection.execute(is_open.limit(1)).first() is None and _end(connection, batch_id, now):
-            ended.append(batch_id)
-    return ended
-
-
-def _end(connection: Connection, batch_id: str, now: float) -> bool:
-    # Results are read from the jobs' rows: finalizing takes no time of its own.
-    completed = connection.execute(
-        batch.update()
-        .where(
-            batch.c.id == batch_id,
-            batch.c.status.in_([BatchStatus.IN_PROGRESS, BatchStatus.FINALIZING]),
-        )
-        .values(status=BatchStatus.COMPLETED, finalizing_at=now, completed_at=now)
-    )
-    cancelled = connection.execute(
-        batch.update()
-        .where(batch.c.id == batch_id, batch.c.status.in_(statuses_before(BatchStatus.CANCELLED)))
-        .where(batch.c.status != BatchStatus.VALIDATING)
-        .values(status=BatchStatus.CANCELLED, cancelled_at=now)
-    )
-    return completed.rowcount + cancelled.rowcount > 0
+def check_ours(connection: Connection, submission: Submission) -> None:
+    """Lock the batch's row and check that the submission may write to it. Raises SubmissionSuperseded."""
+    query = select(batch.c.submission, batch.c.status).where(batch.c.id == submission.batch.id)
+    row = connection.execute(query.with_for_update()).one_or_none()
+    if row is None or (row.submission, row.status) != (submission.token, BatchStatus.VALIDATING):
+        raise SubmissionSuperseded(submission.batch.id)
 
 
 def _find_by_name(connection: Connection, name: str | None) -> RowMapping | None:
@@ -195,13 +165,10 @@ def _insert_batch(connection: Connection, new: NewBatch, token: str, now: float)
         "name": new.name,
         "file_hash": new.file_hash,
         "status": BatchStatus.VALIDATING,
-        "endpoint": new.endpoint,
-        "parameters": json.dumps(new.parameters or {}),
-        "priority": new.priority,
         "num_invalid_lines": 0,
         "submission": token,
         "created_at": now,
-        "expires_at": new.expires_at,
+        **_chosen(new),
     }
     try:
         connection.execute(batch.insert().values(values))
@@ -211,11 +178,14 @@ def _insert_batch(connection: Connection, new: NewBatch, token: str, now: float)
     return batch_id
 
 
-def _check_ours(connection: Connection, submission: Submission) -> None:
-    query = select(batch.c.submission, batch.c.status).where(batch.c.id == submission.batch.id)
-    row = connection.execute(query.with_for_update()).one_or_none()
-    if row is None or (row.submission, row.status) != (submission.token, BatchStatus.VALIDATING):
-        raise SubmissionSuperseded(submission.batch.id)
+def _chosen(new: NewBatch) -> dict[str, Any]:
+    """What a later submission of the same file may choose anew until the batch is published."""
+    return {
+        "endpoint": new.endpoint,
+        "parameters": json.dumps(new.parameters or {}),
+        "priority": new.priority,
+        "expires_at": new.expires_at,
+    }
 
 
 def _job_values(batch_id: str, new: NewJob) -> dict[str, Any]:
@@ -231,6 +201,8 @@ def _job_values(batch_id: str, new: NewJob) -> dict[str, Any]:
         "deliveries": 0,
         "request": new.request,
         "request_bytes": len(new.request.encode()),
+        "request_key": request_key(new.model, new.request),
+        "expires_at": new.expires_at,
         "duplicate_records": 0,
         "stale_records": 0,
     }

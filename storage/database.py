@@ -18,6 +18,7 @@ from storage.errors import (
     DatabaseBusy,
     DatabaseUnavailable,
     DatabaseUrlInvalid,
+    DiskFull,
     DriverMissing,
     StorageError,
 )
@@ -81,6 +82,11 @@ class Database:
     def address(self) -> str:
         """The address without its password."""
         return describe(self._engine)
+
+    @property
+    def sqlite_file(self) -> Path | None:
+        """The database's file; None if it is no SQLite database."""
+        return Path(str(self._engine.url.database)) if self._engine.dialect.name == "sqlite" else None
 
     def now(self) -> float:
         """Unix time in seconds."""
@@ -185,6 +191,9 @@ def _foreign_errors(engine: Engine) -> Iterator[None]:
 def _translate(where: str, error: DBAPIError) -> StorageError:
     original = error.orig
     lines = str(original).strip().splitlines()
-    if isinstance(original, sqlite3.Error) and original.sqlite_errorname.startswith("SQLITE_BUSY"):
+    code = original.sqlite_errorname if isinstance(original, sqlite3.Error) else ""
+    if code.startswith("SQLITE_BUSY"):
         return DatabaseBusy(f"{where} is locked by another process for over {BUSY_TIMEOUT_MS // 1000} s")
+    if code == "SQLITE_FULL":
+        return DiskFull(f"{where}: the disk is full: nothing was written; make room, what waits is kept")
     return DatabaseUnavailable(f"{where}: {lines[0] if lines else type(original).__name__}")

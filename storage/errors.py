@@ -3,14 +3,19 @@
 StorageError
 ├── DatabaseUrlInvalid      the address is none we can open
 ├── DriverMissing           the address needs a package that is not installed
-├── DatabaseUnavailable     unreachable, not writable, disk full, not a database
-│   └── DatabaseBusy        another process held the write lock too long
+├── DatabaseUnavailable     unreachable, not writable, not a database
+│   ├── DatabaseBusy        another process held the write lock too long
+│   └── DiskFull            no room for what was to be written
+├── BackupFailed            no backup was made
 ├── SchemaInvalid           the database holds tables that are not ours
 │   └── SchemaTooNew        written by a newer shardq
 ├── NameTaken               another batch has this name
 ├── SubmissionSuperseded    a later submission took this batch over, or it is published already
 ├── BatchEmpty              a batch without a job cannot be published
 ├── JobExists               a line number or custom_id is already in the batch
+├── BatchOpen               the batch has not ended
+├── BatchEnded              the batch has ended already
+├── BatchIncomplete         the batch was cancelled before its file was written
 ├── BatchNotFound
 │   └── BatchAmbiguous      the prefix fits several batches
 └── JobNotFound
@@ -39,6 +44,14 @@ class DatabaseUnavailable(StorageError):
 
 class DatabaseBusy(DatabaseUnavailable):
     """Another process kept the write lock for longer than the busy timeout; trying again is safe."""
+
+
+class DiskFull(DatabaseUnavailable):
+    """There was no room for what was to be written; nothing of it was."""
+
+
+class BackupFailed(StorageError):
+    """No backup was made; nothing was left at its place."""
 
 
 class SchemaInvalid(StorageError):
@@ -87,6 +100,32 @@ class JobExists(StorageError):
 
     def __init__(self, batch_id: str) -> None:
         super().__init__(f"a line number or custom_id was given twice in {batch_id}")
+        self.batch_id = batch_id
+
+
+class BatchOpen(StorageError):
+    """The batch has not ended, which this needs."""
+
+    def __init__(self, batch_id: str, status: str) -> None:
+        super().__init__(f"{batch_id} has not ended: it is {status}")
+        self.batch_id = batch_id
+        self.status = status
+
+
+class BatchEnded(StorageError):
+    """The batch has ended: nothing of it can be stopped."""
+
+    def __init__(self, batch_id: str, status: str) -> None:
+        super().__init__(f"{batch_id} has ended: it is {status}")
+        self.batch_id = batch_id
+        self.status = status
+
+
+class BatchIncomplete(StorageError):
+    """Only a part of the file was written before the batch was cancelled: it cannot be run."""
+
+    def __init__(self, batch_id: str) -> None:
+        super().__init__(f"{batch_id} was cancelled before all of its file was written: submit the file again")
         self.batch_id = batch_id
 
 

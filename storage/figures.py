@@ -31,6 +31,7 @@ _MEANS = ("decode_tps", "e2e_tps", "ttft_s")
 def batch_figures(db: Database, batch_id: str) -> BatchFigures:
     """The figures of a batch, running or ended. Raises BatchNotFound.
 
+    Jobs that took over a stored result generated nothing: only their number is told.
     Means and median are over the jobs that have the figure; tokens per round and acceptance are weighted by
     rounds and drafted tokens. Wall time: both ends by the clock of the database's machine.
     """
@@ -40,6 +41,8 @@ def batch_figures(db: Database, batch_id: str) -> BatchFigures:
             raise BatchNotFound(batch_id)
         sums = connection.execute(_sums(batch_id)).mappings().one()
         median = _median(connection, batch_id, job.c.decode_tps)
+        reused = select(func.count()).where(job.c.batch_id == batch_id, job.c.reused_from.is_not(None))
+        num_reused = connection.execute(reused).scalar_one()
         counts = count_jobs(connection, [batch_id])[batch_id]
     wall_s = _wall_s(found, db.now())
     integers: dict[str, Any] = {name: int(sums[name]) for name in _SUMS}
@@ -54,6 +57,7 @@ def batch_figures(db: Database, batch_id: str) -> BatchFigures:
         **integers,
         **seconds,
         **{f"mean_{name}": sums[f"mean_{name}"] for name in _MEANS},
+        reused=num_reused,
     )
 
 
@@ -63,7 +67,7 @@ def _sums(batch_id: str) -> Any:
         func.coalesce(round_tokens, 0.0).label("round_tokens"),
         *[func.coalesce(func.sum(job.c[name]), 0).label(name) for name in (*_SUMS, *_SECONDS)],
         *[func.avg(job.c[name]).label(f"mean_{name}") for name in _MEANS],
-    ).where(job.c.batch_id == batch_id)
+    ).where(job.c.batch_id == batch_id, job.c.reused_from.is_(None))
 
 
 def _median(connection: Connection, batch_id: str, column: ColumnElement[Any]) -> float | None:

@@ -1,4 +1,4 @@
-"""Jobs on their way: claimed for the queue, reported live, ended once, read back in input order.
+"""Jobs on their way: claimed for the queue, given back, reported live, claimed again.
 
 Every change of a job's state happens in one write transaction and only from the states that `storage.states`
 allows. On PostgreSQL rows are locked in one order, batches before jobs, each by id.
@@ -7,15 +7,20 @@ allows. On PostgreSQL rows are locked in one order, batches before jobs, each by
 from __future__ import annotations
 
 import json
+from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from itertools import groupby, islice
+from math import ceil
+from operator import attrgetter
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, RowMapping, Select, bindparam, exists, func, or_, select
+from sqlalchemy import ColumnElement, Connection, Row, RowMapping, bindparam, case, exists, func, or_, select
 
 from storage.database import Database
+from storage.endings import end_batches, explanation, lock_batches_of
 from storage.errors import BatchNotFound, JobNotFound
 from storage.records import ClaimedJob, Counts, InFlightJob, JobRow, Progress, RunningJob, Window
-from storage.states import BatchStatus, JobState, states_before
+from storage.states import FED_STATUSES, STOP_ENDS, BatchStatus, JobState, StopReason, states_before
 from storage.tables import IS_IN_FLIGHT, IS_WAITING, batch, job
 
 #: rows read at a time when results are streamed; they come without their requests
@@ -23,43 +28,49 @@ _RESULTS_PAGE = 200
 
 _RESULT_COLUMNS = [job.c[name] for name in JobRow.__slots__]
 
+#: the attempt that the parameters of a statement name
+_NAMED = (job.c.id == bindparam("job_id"), job.c.attempt == bindparam("job_attempt"))
+
 
 def claim_waiting(db: Database, model: str, *, max_jobs: int, max_bytes: int) -> list[ClaimedJob]:
-    """Move waiting jobs of published batches to `queued` and return them for publication.
+    """Move waiting jobs of published batches to `queued` and return them, in the order of their publication.
 
-    Order: priority, publication of the batch, line. At most `max_jobs`, and only so many that their requests
-    stay within `max_bytes`; if that is above 0 the first is taken whatever its size, or it would wait for
-    ever. No job is returned to two claimers. If publication fails, give them back with `unclaim`.
+    Batches of a higher priority come first. Those of one priority take turns, one job each, in the order of their
+    lines; the batch with the fewest jobs in flight begins. At most `max_jobs`, and only so many that their requests
+    stay within `max_bytes`; if that is above 0 the first is taken whatever its size, or it would wait for ever. No job
+    is returned to two claimers. If publication fails, give them back with `unclaim`.
     """
-    claimed: list[ClaimedJob] = []
     if max_jobs <= 0 or max_bytes <= 0:
-        return claimed
+        return []
     with db.write() as connection:
-        room = max_bytes
-        for batch_id, priority in _batches_with_waiting(connection, model):
-            rows, is_full = _within(_waiting(connection, batch_id, model, max_jobs - len(claimed)), room, not claimed)
-            claimed += [ClaimedJob(**row, priority=priority) for row in _requests(connection, rows)]
-            room -= sum(row["request_bytes"] for row in rows)
-            if is_full or len(claimed) == max_jobs:
-                break
-        _mark_claimed(connection, [item.id for item in claimed], db.now())
-    return claimed
+        turns = _in_turn_by_priority(connection, model, max_jobs)
+        ids = _within(turns, max_jobs, max_bytes)
+        _mark_claimed(connection, ids, db.now())
+        return _claimed_jobs(connection, ids)
 
 
 def unclaim(db: Database, jobs: Iterable[ClaimedJob]) -> int:
-    """Give back claimed jobs that were not published; the number that were still queued."""
+    """Give back claimed jobs that were not published; the number that were still queued.
+
+    Those that are to stop end instead: nobody holds them.
+    """
     keys = [{"job_id": item.id, "job_attempt": item.attempt} for item in jobs]
-    return _update_each(
-        db,
-        keys,
-        [job.c.state == JobState.QUEUED],
-        {
-            "state": JobState.WAITING,
-            "queued_at": None,
-            "claimed_at": None,
-            "deliveries": job.c.deliveries - 1,
-        },
-    )
+    if not keys:
+        return 0
+    now = db.now()
+    given_back = [*_NAMED, *_one_of(states_before(JobState.WAITING))]
+    values = {"queued_at": None, "claimed_at": None, "deliveries": job.c.deliveries - 1}
+    with db.write() as connection:
+        batch_ids = lock_batches_of(connection, [str(key["job_id"]) for key in keys])
+        number = 0
+        for reason, end in STOP_ENDS.items():
+            changes = {**values, "state": end, "recorded_at": now, **explanation(reason, now)}
+            update = job.update().where(*given_back, job.c.stop_reason == reason).values(changes)
+            number += connection.execute(update, keys).rowcount
+        update = job.update().where(*given_back, job.c.stop_reason.is_(None))
+        number += connection.execute(update.values({**values, "state": JobState.WAITING}), keys).rowcount
+        end_batches(connection, batch_ids, now)
+    return number
 
 
 def mark_running(db: Database, jobs: Iterable[RunningJob]) -> int:
@@ -68,10 +79,13 @@ def mark_running(db: Database, jobs: Iterable[RunningJob]) -> int:
     An ended job, or another attempt than the current one, stays as it is.
     """
     keys = [{"job_id": item.id, "job_attempt": item.attempt, "job_head": item.head} for item in jobs]
-    # An executemany takes no IN.
-    fresh = or_(*[job.c.state == state for state in states_before(JobState.RUNNING)])
+    if not keys:
+        return 0
     changed = (job.c.state != JobState.RUNNING) | job.c.head.is_distinct_from(bindparam("job_head"))
-    return _update_each(db, keys, [fresh, changed], {"state": JobState.RUNNING, "head": bindparam("job_head")})
+    update = job.update().where(*_NAMED, *_one_of(states_before(JobState.RUNNING)), changed)
+    with db.write() as connection:
+        lock_batches_of(connection, [key["job_id"] for key in keys])
+        return connection.execute(update.values(state=JobState.RUNNING, head=bindparam("job_head")), keys).rowcount
 
 
 def queued_or_running(db: Database, model: str) -> list[InFlightJob]:
@@ -86,18 +100,19 @@ def queued_or_running(db: Database, model: str) -> list[InFlightJob]:
 def reclaim(db: Database, jobs: Iterable[InFlightJob]) -> list[ClaimedJob]:
     """Claim lost jobs again for publication under the same attempt.
 
-    Those that have ended, or were claimed again since `jobs` was read, are left out.
+    Those that have ended, are to stop, or were claimed again since `jobs` was read, are left out.
     """
     wanted = {item.id: (item.attempt, item.claimed_at) for item in jobs}
     if not wanted:
         return []
     columns = [job.c.id, job.c.attempt, job.c.claimed_at]
-    query = select(*columns).where(job.c.id.in_(wanted), IS_IN_FLIGHT).order_by(job.c.id).with_for_update()
+    query = select(*columns).where(job.c.id.in_(wanted), IS_IN_FLIGHT, job.c.stop_reason.is_(None)).order_by(job.c.id)
     with db.write() as connection:
-        lost = [row for row in connection.execute(query) if (row.attempt, row.claimed_at) == wanted[row.id]]
-        ids = [row.id for row in lost]
+        lock_batches_of(connection, wanted)
+        rows = connection.execute(query.with_for_update()).all()
+        ids = [row.id for row in rows if (row.attempt, row.claimed_at) == wanted[row.id]]
         _mark_claimed(connection, ids, db.now())
-        return [ClaimedJob(**row) for row in _claimed_rows(connection, ids)]
+        return _claimed_jobs(connection, ids)
 
 
 def window(db: Database, model: str) -> Window:
@@ -112,8 +127,9 @@ def window(db: Database, model: str) -> Window:
 
 def progress(db: Database, batch_id: str) -> Progress:
     """Where the batch stands, from an index alone. Raises BatchNotFound."""
+    generated = case((job.c.reused_from.is_(None), job.c.completion_tokens), else_=0)
     by_state = (
-        select(job.c.state, func.count(), func.coalesce(func.sum(job.c.completion_tokens), 0))
+        select(job.c.state, func.count(), func.coalesce(func.sum(generated), 0))
         .where(job.c.batch_id == batch_id)
         .group_by(job.c.state)
     )
@@ -166,52 +182,79 @@ def _job_row(row: RowMapping) -> JobRow:
         **{
             **row,
             "state": JobState(row["state"]),
+            "stop_reason": None if row["stop_reason"] is None else StopReason(row["stop_reason"]),
             "token_ids": tuple(json.loads(row["token_ids"] or "[]")),
         }
     )
 
 
-def _batches_with_waiting(connection: Connection, model: str) -> Sequence[tuple[str, int]]:
+def _in_turn_by_priority(connection: Connection, model: str, max_jobs: int) -> Iterator[RowMapping]:
+    """The waiting jobs (id, request_bytes) in the order in which they are to be claimed; read as far as needed."""
+    batches = _batches_with_waiting(connection, model)
+    for _, group in groupby(batches, key=attrgetter("priority")):
+        peers = [row.id for row in group]
+        page = ceil(max_jobs / len(peers))
+        yield from _in_turn([_waiting(connection, batch_id, model, page) for batch_id in peers])
+
+
+def _batches_with_waiting(connection: Connection, model: str) -> Sequence[Row[Any]]:
     has_waiting = exists().where(job.c.batch_id == batch.c.id, job.c.model == model, IS_WAITING)
+    in_flight = (
+        select(job.c.batch_id, func.count().label("number"))
+        .where(job.c.model == model, IS_IN_FLIGHT)
+        .group_by(job.c.batch_id)
+        .subquery()
+    )
     query = (
         select(batch.c.id, batch.c.priority)
-        .where(batch.c.status == BatchStatus.IN_PROGRESS, has_waiting)
-        .order_by(batch.c.priority, batch.c.in_progress_at, batch.c.id)
+        .outerjoin(in_flight, in_flight.c.batch_id == batch.c.id)
+        .where(batch.c.status.in_(list(FED_STATUSES)), has_waiting)
+        .order_by(batch.c.priority, func.coalesce(in_flight.c.number, 0), batch.c.in_progress_at, batch.c.id)
     )
-    return [(row.id, row.priority) for row in connection.execute(query)]
+    return connection.execute(query).all()
 
 
-def _waiting(connection: Connection, batch_id: str, model: str, limit: int) -> Sequence[RowMapping]:
+def _in_turn(sources: Sequence[Iterator[RowMapping]]) -> Iterator[RowMapping]:
+    """One of each in turn, until all are at their end."""
+    remaining = deque(sources)
+    while remaining:
+        source = remaining.popleft()
+        for row in islice(source, 1):
+            yield row
+            remaining.append(source)
+
+
+def _waiting(connection: Connection, batch_id: str, model: str, page: int) -> Iterator[RowMapping]:
     query = (
-        select(job.c.id, job.c.request_bytes)
+        select(job.c.id, job.c.line, job.c.request_bytes)
         .where(job.c.batch_id == batch_id, job.c.model == model, IS_WAITING)
         .order_by(job.c.line)
-        .limit(limit)
+        .limit(page)
         # PostgreSQL: another claimer's rows are passed over; SQLite has one writer at a time anyway.
         .with_for_update(skip_locked=True)
     )
-    return connection.execute(query).mappings().all()
+    line = 0
+    while rows := connection.execute(query.where(job.c.line > line)).mappings().all():
+        yield from rows
+        line = rows[-1]["line"]
 
 
-def _within(rows: Sequence[RowMapping], room: int, takes_first: bool) -> tuple[Sequence[RowMapping], bool]:
-    """The rows from the beginning that fit into `room` bytes, and whether one did not."""
-    for number, row in enumerate(rows):
-        room -= row["request_bytes"]
-        if room < 0 and not (takes_first and number == 0):
-            return rows[:number], True
-    return rows, room <= 0
+def _within(rows: Iterable[RowMapping], max_jobs: int, max_bytes: int) -> list[str]:
+    """The ids of the rows from the beginning that fit."""
+    ids: list[str] = []
+    for row in islice(rows, max_jobs):
+        max_bytes -= row["request_bytes"]
+        if max_bytes < 0 and ids:
+            break
+        ids.append(row["id"])
+    return ids
 
 
-def _requests(connection: Connection, rows: Sequence[RowMapping]) -> list[dict[str, Any]]:
-    columns = [job.c[name] for name in ClaimedJob.__slots__ if name != "priority"]
-    query = select(*columns).where(job.c.id.in_([row["id"] for row in rows])).order_by(job.c.line)
-    return [dict(row) for row in connection.execute(query).mappings()]
-
-
-def _claimed_rows(connection: Connection, ids: Sequence[str]) -> Sequence[RowMapping]:
+def _claimed_jobs(connection: Connection, ids: Sequence[str]) -> list[ClaimedJob]:
     columns = [batch.c.priority if name == "priority" else job.c[name] for name in ClaimedJob.__slots__]
-    query: Select[Any] = select(*columns).join(batch, batch.c.id == job.c.batch_id)
-    return connection.execute(query.where(job.c.id.in_(ids)).order_by(job.c.id)).mappings().all()
+    query = select(*columns).join(batch, batch.c.id == job.c.batch_id).where(job.c.id.in_(ids))
+    found = {row["id"]: ClaimedJob(**row) for row in connection.execute(query).mappings()}
+    return [found[job_id] for job_id in ids]
 
 
 def _mark_claimed(connection: Connection, ids: Sequence[str], now: float) -> None:
@@ -227,15 +270,6 @@ def _mark_claimed(connection: Connection, ids: Sequence[str], now: float) -> Non
     )
 
 
-def _update_each(
-    db: Database,
-    keys: list[dict[str, Any]],
-    conditions: Sequence[ColumnElement[bool]],
-    values: dict[str, Any],
-) -> int:
-    if not keys:
-        return 0
-    update = job.update().where(job.c.id == bindparam("job_id"), job.c.attempt == bindparam("job_attempt"))
-    keys = sorted(keys, key=lambda key: str(key["job_id"]))
-    with db.write() as connection:
-        return connection.execute(update.where(*conditions).values(values), keys).rowcount
+def _one_of(states: Iterable[JobState]) -> list[ColumnElement[bool]]:
+    """As a condition; an executemany takes no IN."""
+    return [or_(*[job.c.state == state for state in states])]

@@ -5,13 +5,14 @@ from __future__ import annotations
 import sqlite3
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, closing
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
 from sqlalchemy import Connection, Engine, inspect, text
 
 from storage import tables
+from storage.copies import copy_sqlite
 from storage.errors import DatabaseUnavailable, SchemaInvalid, SchemaTooNew
 
 #: version of the tables before any upgrade
@@ -29,8 +30,37 @@ class Upgrade:
     apply: Callable[[Connection], None]
 
 
-#: in order; the first leads from version 1 to version 2. `tables` always describes the newest version.
-UPGRADES: tuple[Upgrade, ...] = ()
+#: version 2: stops, deadlines, reuse. SQLite adds columns behind the large texts, where they are read more slowly than
+#: in a database of this version; copying every row for that would need the space of a second database.
+_LIFE_CYCLE = (
+    # Nobody could choose a priority before, and 0 has become the most urgent.
+    "UPDATE batch SET priority = 5",
+    "ALTER TABLE job ADD COLUMN expires_at DOUBLE PRECISION",
+    "ALTER TABLE job ADD COLUMN stop_reason VARCHAR",
+    "ALTER TABLE job ADD COLUMN stop_at DOUBLE PRECISION",
+    "ALTER TABLE job ADD COLUMN request_key VARCHAR",
+    "ALTER TABLE job ADD COLUMN profile_key VARCHAR",
+    "ALTER TABLE job ADD COLUMN reused_from VARCHAR",
+    "DROP INDEX job_by_state",
+    "CREATE INDEX job_by_state ON job (batch_id, state, completion_tokens, reused_from)",
+    "DROP INDEX job_in_flight",
+    "CREATE INDEX job_in_flight ON job (model, batch_id) WHERE state IN ('queued', 'running')",
+    "CREATE INDEX job_stopping ON job (stop_at) WHERE stop_reason IS NOT NULL AND state IN ('queued', 'running')",
+    "CREATE INDEX job_expiring ON job (expires_at) WHERE expires_at IS NOT NULL AND stop_reason IS NULL "
+    "AND state IN ('queued', 'running', 'waiting')",
+    "CREATE INDEX job_reusable ON job (request_key) WHERE request_key IS NOT NULL AND reused_from IS NULL "
+    "AND state = 'completed'",
+)
+
+
+def _add_life_cycle(connection: Connection) -> None:
+    for statement in _LIFE_CYCLE:
+        connection.execute(text(statement))
+
+
+#: in order; the first leads from version 1 to version 2. `tables` always describes the newest version; an upgrade is
+#: written in SQL of its own, which stays as it is.
+UPGRADES: tuple[Upgrade, ...] = (Upgrade("stops, deadlines and reuse of results", _add_life_cycle),)
 
 WriteTransaction = Callable[[Engine], AbstractContextManager[Connection]]
 
@@ -87,7 +117,6 @@ def _back_up(engine: Engine, version: int) -> None:
     target = source.with_name(f"{source.name}.v{version}-{stamp}.bak")
     # The caller holds the write lock, so this reader's copy is the state before the upgrade.
     try:
-        with closing(sqlite3.connect(source)) as old, closing(sqlite3.connect(target)) as new:
-            old.backup(new)
+        copy_sqlite(source, target)
     except sqlite3.Error as error:
         raise DatabaseUnavailable(f"not upgraded: the backup {target} cannot be written: {error}") from error

@@ -8,11 +8,12 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, bindparam, select
 
-from storage.batches import end_batches
 from storage.database import Database
+from storage.endings import end_batches, explanation, lock_batches_of
 from storage.records import OutcomeRow, Recorded
-from storage.states import TERMINAL_STATES, JobState
-from storage.tables import batch, counter, job
+from storage.served_models import profile_keys
+from storage.states import STOP_ENDS, TERMINAL_STATES, JobState
+from storage.tables import counter, job
 
 #: name of the counter of records whose job is not in the database
 UNKNOWN_RECORDS = "unknown_records"
@@ -25,13 +26,15 @@ def record_outcomes(db: Database, outcomes: Sequence[OutcomeRow]) -> Recorded:
 
     The first terminal record of a job's current attempt wins. Later ones, and those of other attempts, are
     counted in the job's row and change nothing else; those of unknown jobs are counted in `counter`. No clock
-    decides. A batch without an open job ends with it.
+    decides. A stopped outcome gets the error code of its stop, and keeps its text. A batch without an open job ends
+    with it.
     """
     if not outcomes:
         return Recorded(0, 0, 0, 0, ())
     now = db.now()
     with db.write() as connection:
         current = _lock(connection, sorted({outcome.job for outcome in outcomes}))
+        profiles = profile_keys(connection, {row.model for row in current.values()})
         applied: dict[str, dict[str, Any]] = {}
         duplicates: list[str] = []
         stale: list[str] = []
@@ -45,8 +48,8 @@ def record_outcomes(db: Database, outcomes: Sequence[OutcomeRow]) -> Recorded:
             elif JobState(row.state) in TERMINAL_STATES or row.id in applied:
                 duplicates.append(row.id)
             else:
-                applied[row.id] = _values(outcome, row.queued_at, now)
-        _apply(connection, list(applied.values()))
+                applied[row.id] = _values(outcome, row.queued_at, now) | {"profile_key": profiles.get(row.model)}
+        _apply(connection, list(applied.values()), now)
         _count(connection, "duplicate_records", duplicates)
         _count(connection, "stale_records", stale)
         _count_unknown(connection, num_unknown)
@@ -64,9 +67,8 @@ def unknown_records(db: Database) -> int:
 
 def _lock(connection: Connection, job_ids: Sequence[str]) -> dict[str, Row[Any]]:
     """Lock the jobs' batches, then the jobs, so that no two recorders miss each other's last job."""
-    batch_ids = select(job.c.batch_id).where(job.c.id.in_(job_ids))
-    connection.execute(select(batch.c.id).where(batch.c.id.in_(batch_ids)).order_by(batch.c.id).with_for_update()).all()
-    columns = [job.c.id, job.c.attempt, job.c.state, job.c.batch_id, job.c.queued_at]
+    lock_batches_of(connection, job_ids)
+    columns = [job.c.id, job.c.attempt, job.c.state, job.c.batch_id, job.c.model, job.c.queued_at]
     query = select(*columns).where(job.c.id.in_(job_ids)).order_by(job.c.id).with_for_update()
     return {row.id: row for row in connection.execute(query)}
 
@@ -99,9 +101,13 @@ def _rate(amount: int, per: float | None) -> float | None:
     return amount / per if per is not None and per > 0 else None
 
 
-def _apply(connection: Connection, rows: list[dict[str, Any]]) -> None:
+def _apply(connection: Connection, rows: list[dict[str, Any]], now: float) -> None:
     if rows:
         connection.execute(job.update().where(job.c.id == bindparam("job_id")), rows)
+    for reason, state in STOP_ENDS.items():
+        stopped = [row["job_id"] for row in rows if row["state"] is state]
+        if stopped:
+            connection.execute(job.update().where(job.c.id.in_(stopped)).values(explanation(reason, now)))
 
 
 def _count(connection: Connection, column: str, job_ids: Sequence[str]) -> None:

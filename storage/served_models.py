@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from typing import Any
 
-from sqlalchemy import select
+from sqlalchemy import Connection, select
 from sqlalchemy.dialects import postgresql, sqlite
 
 from storage.database import Database
 from storage.records import ModelRow
+from storage.request_keys import profile_key
 from storage.tables import model
 
 
@@ -29,3 +31,9 @@ def list_models(db: Database) -> list[ModelRow]:
     with db.read() as connection:
         rows = connection.execute(select(model).order_by(model.c.name)).all()
     return [ModelRow(row.name, json.loads(row.profile), row.updated_at) for row in rows]
+
+
+def profile_keys(connection: Connection, names: Collection[str]) -> dict[str, str]:
+    """The digests of the profiles these served names have now; names without a profile are left out."""
+    query = select(model.c.name, model.c.profile).where(model.c.name.in_(names)).order_by(model.c.name)
+    return {row.name: profile_key(row.profile) for row in connection.execute(query)}

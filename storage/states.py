@@ -6,7 +6,8 @@ Job:    waiting → queued → running → completed | failed | cancelled | expi
         (back to waiting: its publication failed; running → queued: its worker was lost)
 
 Statuses of a batch are those of OpenAI's Batch API. `completed` says that every line has ended, not that
-every line succeeded: the counts tell.
+every line succeeded: the counts tell. `docs/architecture.md` tabulates who makes which transition; every
+condition of an SQL statement is taken from here.
 """
 
 from __future__ import annotations
@@ -44,6 +45,23 @@ class JobState(StrEnum):
     EXPIRED = "expired"
 
 
+class StopReason(StrEnum):
+    """Why the database has decided that a job shall end before its text does."""
+
+    CANCELLED = "cancelled"
+    EXPIRED = "expired"
+
+
+class StopCode(StrEnum):
+    """The error code of a job that was stopped."""
+
+    CANCELLED = "cancelled"
+    #: its batch's completion window ended
+    BATCH_EXPIRED = "batch_expired"
+    #: its own deadline passed
+    DEADLINE_EXCEEDED = "deadline_exceeded"
+
+
 _B, _J = BatchStatus, JobState
 
 BATCH_TRANSITIONS: Mapping[BatchStatus, frozenset[BatchStatus]] = {
@@ -76,8 +94,22 @@ JOB_TRANSITIONS: Mapping[JobState, frozenset[JobState]] = {
 TERMINAL_STATES = _ENDS
 #: states of a job that still has an end before it
 OPEN_STATES = frozenset(JobState) - TERMINAL_STATES
+#: states of a job that may be held by a queue or an engine
+IN_FLIGHT_STATES = OPEN_STATES - {_J.WAITING}
+#: states that a user's retry may leave
+RETRYABLE_STATES = frozenset(state for state in TERMINAL_STATES if _J.WAITING in JOB_TRANSITIONS[state])
 #: statuses that end a batch
 TERMINAL_STATUSES = frozenset({_B.COMPLETED, _B.FAILED, _B.EXPIRED, _B.CANCELLED})
+#: statuses whose jobs are fed to the queue, and stopped when they expire
+FED_STATUSES = frozenset({_B.IN_PROGRESS})
+#: statuses of a batch that may be deleted: nothing of it can be in the queue
+DELETABLE_STATUSES = TERMINAL_STATUSES | {_B.VALIDATING}
+
+#: how a stopped job ends, unless another outcome comes first
+STOP_ENDS: Mapping[StopReason, JobState] = {
+    StopReason.CANCELLED: _J.CANCELLED,
+    StopReason.EXPIRED: _J.EXPIRED,
+}
 
 
 def states_before(target: JobState) -> list[JobState]:
@@ -88,3 +120,15 @@ def states_before(target: JobState) -> list[JobState]:
 def statuses_before(target: BatchStatus) -> list[BatchStatus]:
     """The statuses from which a batch may move to `target` without a retry; in a stable order."""
     return [s for s in BatchStatus if target in BATCH_TRANSITIONS[s] and s not in TERMINAL_STATUSES]
+
+
+def status_at_end(status: BatchStatus, *, ran_out: bool) -> BatchStatus | None:
+    """What a batch of this status becomes with its last open job; None if it stays as it is.
+
+    `ran_out`: it has passed its `expires_at`, and jobs expired by that.
+    """
+    if status is BatchStatus.CANCELLING:
+        return BatchStatus.CANCELLED
+    if status is BatchStatus.IN_PROGRESS and ran_out:
+        return BatchStatus.EXPIRED
+    return BatchStatus.COMPLETED if status in statuses_before(BatchStatus.COMPLETED) else None

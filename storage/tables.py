@@ -21,6 +21,8 @@ from sqlalchemy import (
 )
 from sqlalchemy.types import TypeDecorator
 
+from storage.states import IN_FLIGHT_STATES, OPEN_STATES, JobState
+
 #: marks a text stored as JSON because the database could not hold it as it is
 _ESCAPED = "\\json:"
 
@@ -84,7 +86,7 @@ batch = Table(
     Column("endpoint", String),
     #: JSON object of the defaults given at submission
     Column("parameters", Text, nullable=False),
-    #: 0 is the highest, as in Celery on Redis
+    #: 0 to 9; 0 is served first, as in Celery on Redis
     Column("priority", Integer, nullable=False),
     #: invalid lines that were skipped
     Column("num_invalid_lines", Integer, nullable=False),
@@ -102,9 +104,18 @@ batch = Table(
     Index("batch_by_status", "status", "in_progress_at"),
 )
 
+
+def _one_of(states: frozenset[JobState]) -> str:
+    return f"state IN ({', '.join(repr(state.value) for state in sorted(states))})"
+
+
 # SQLite takes a partial index only where the query repeats its condition literally.
-IS_WAITING = text("state = 'waiting'")
-IS_IN_FLIGHT = text("state IN ('queued', 'running')")
+IS_WAITING = text(f"state = '{JobState.WAITING}'")
+IS_IN_FLIGHT = text(_one_of(IN_FLIGHT_STATES))
+IS_STOPPING = text(f"stop_reason IS NOT NULL AND {_one_of(IN_FLIGHT_STATES)}")
+IS_EXPIRING = text(f"expires_at IS NOT NULL AND stop_reason IS NULL AND {_one_of(OPEN_STATES)}")
+#: a result of its own, which other jobs may take over
+IS_REUSABLE = text(f"request_key IS NOT NULL AND reused_from IS NULL AND state = '{JobState.COMPLETED}'")
 
 # The large texts stand last: SQLite then reads the other columns without following overflow pages.
 job = Table(
@@ -129,6 +140,17 @@ job = Table(
     #: latest publication of this attempt
     Column("claimed_at", Double),
     Column("recorded_at", Double),
+    #: the job's own deadline
+    Column("expires_at", Double),
+    #: the database has decided that the job shall end, and when
+    Column("stop_reason", String),
+    Column("stop_at", Double),
+    #: digest of what determines the text, the profile apart
+    Column("request_key", String),
+    #: digest of the served name's profile when the outcome was recorded
+    Column("profile_key", String),
+    #: the job whose result this one has taken over
+    Column("reused_from", String),
     Column("head", String),
     Column("finish_reason", String),
     Column("error_type", String),
@@ -165,7 +187,10 @@ job = Table(
     UniqueConstraint("batch_id", "line"),
     UniqueConstraint("batch_id", "custom_id"),
     # Counts and completion tokens of a batch come from this index alone.
-    Index("job_by_state", "batch_id", "state", "completion_tokens"),
+    Index("job_by_state", "batch_id", "state", "completion_tokens", "reused_from"),
     Index("job_waiting", "batch_id", "model", "line", sqlite_where=IS_WAITING, postgresql_where=IS_WAITING),
-    Index("job_in_flight", "model", sqlite_where=IS_IN_FLIGHT, postgresql_where=IS_IN_FLIGHT),
+    Index("job_in_flight", "model", "batch_id", sqlite_where=IS_IN_FLIGHT, postgresql_where=IS_IN_FLIGHT),
+    Index("job_stopping", "stop_at", sqlite_where=IS_STOPPING, postgresql_where=IS_STOPPING),
+    Index("job_expiring", "expires_at", sqlite_where=IS_EXPIRING, postgresql_where=IS_EXPIRING),
+    Index("job_reusable", "request_key", sqlite_where=IS_REUSABLE, postgresql_where=IS_REUSABLE),
 )

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import multiprocessing
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import text
+from sqlalchemy import event, text
 
 from storage.batches import add_jobs, begin_submission, get_batch, publish_batch
 from storage.database import Database
@@ -38,6 +40,7 @@ from storage.records import (
     Window,
 )
 from storage.states import BatchStatus, JobState
+from storage.stops import expire_due, pending_stops, settle_stops
 
 pytest_plugins = ["tests.integration.storage_databases"]
 
@@ -67,7 +70,7 @@ def db(url: str, clock: Clock) -> Iterator[Database]:
         yield database
 
 
-def submit(db: Database, count: int, *, models: tuple[str, ...] = ("m",), priority: int = 0) -> str:
+def submit(db: Database, count: int, *, models: tuple[str, ...] = ("m",), priority: int = 5) -> str:
     submission = begin_submission(db, NewBatch("hash", priority=priority))
     jobs = [
         NewJob(line, f"id-{line}", models[line % len(models)], "/v1/completions", REQUEST)
@@ -110,21 +113,51 @@ def outcome(job: ClaimedJob, **changes: Any) -> OutcomeRow:
     return OutcomeRow(**{**values, **changes})
 
 
-def test_jobs_are_claimed_in_order_of_priority_batch_and_line(db: Database, clock: Clock) -> None:
-    first = submit(db, 2)
+def test_jobs_are_claimed_by_priority_and_in_turn_between_batches(db: Database, clock: Clock) -> None:
+    first = submit(db, 3)
     clock.now += 1
     second = submit(db, 2)
     clock.now += 1
-    unimportant = submit(db, 1, priority=5)
+    unimportant = submit(db, 1, priority=9)
     clock.now += 1
-    urgent = submit(db, 1, priority=-1)
+    urgent = submit(db, 1, priority=0)
 
     claimed = claim_waiting(db, "m", **ALL)
 
-    assert [job.batch_id for job in claimed] == [urgent, first, first, second, second, unimportant]
-    assert lines(claimed) == [1, 1, 2, 1, 2, 1]
-    assert [job.priority for job in claimed] == [-1, 0, 0, 0, 0, 5]
+    assert [job.batch_id for job in claimed] == [urgent, first, second, first, second, first, unimportant]
+    assert lines(claimed) == [1, 1, 1, 2, 2, 3, 1]
+    assert [job.priority for job in claimed] == [0, 5, 5, 5, 5, 5, 9]
     assert claim_waiting(db, "m", **ALL) == []
+
+
+def test_batches_of_one_priority_get_equal_shares_however_large_they_are(db: Database, clock: Clock) -> None:
+    large, small, tiny = submit(db, 500), submit(db, 40), submit(db, 3)
+
+    shares = Counter(job.batch_id for job in claim_waiting(db, "m", max_jobs=60, max_bytes=10**6))
+    assert shares == {large: 29, small: 28, tiny: 3} or shares == {large: 28, small: 29, tiny: 3}
+
+
+def test_a_batch_that_comes_later_catches_up_one_claim_at_a_time(db: Database, clock: Clock) -> None:
+    first = submit(db, 9)
+    claim_waiting(db, "m", max_jobs=2, max_bytes=10**6)
+    clock.now += 1
+    second = submit(db, 9)
+
+    order = [claim_waiting(db, "m", max_jobs=1, max_bytes=10**6)[0].batch_id for _ in range(6)]
+    assert order == [second, second, first, second, first, second]
+
+
+def test_a_strictly_higher_priority_is_served_first(db: Database) -> None:
+    submit(db, 5, priority=5)
+    urgent = submit(db, 5, priority=4)
+
+    assert {job.batch_id for job in claim_waiting(db, "m", max_jobs=5, max_bytes=10**6)} == {urgent}
+
+
+@pytest.mark.parametrize("priority", [-1, 10])
+def test_a_priority_outside_0_to_9_is_refused(priority: int) -> None:
+    with pytest.raises(ValueError, match="expected 0 to 9"):
+        NewBatch("hash", priority=priority)
 
 
 def test_a_claim_takes_only_its_model_and_carries_what_publication_needs(db: Database, clock: Clock) -> None:
@@ -132,21 +165,18 @@ def test_a_claim_takes_only_its_model_and_carries_what_publication_needs(db: Dat
 
     assert claim_waiting(db, "c", **ALL) == []
     claimed = claim_waiting(db, "a", **ALL)
-    assert claimed[0] == ClaimedJob(f"{batch_id}-2", 1, batch_id, "id-2", "a", 0, REQUEST, 15)
+    assert claimed[0] == ClaimedJob(f"{batch_id}-2", 1, batch_id, "id-2", "a", 5, REQUEST, 15)
     assert lines(claimed) == [2, 4]
     stored = get_job(db, claimed[0].id)
     assert (stored.state, stored.deliveries, stored.queued_at) == (JobState.QUEUED, 1, clock.now)
 
 
-def test_a_claim_keeps_within_its_number_of_jobs_and_bytes(db: Database, clock: Clock) -> None:
-    submit(db, 3)
-    clock.now += 1
-    submit(db, 9)
+def test_a_claim_keeps_within_its_number_of_jobs_and_bytes(db: Database) -> None:
+    submit(db, 12)
 
     assert lines(claim_waiting(db, "m", max_jobs=2, max_bytes=10**6)) == [1, 2]
-    assert lines(claim_waiting(db, "m", max_jobs=2, max_bytes=10**6)) == [3, 1]
-    assert lines(claim_waiting(db, "m", max_jobs=9, max_bytes=45)) == [2, 3, 4]
-    assert lines(claim_waiting(db, "m", max_jobs=9, max_bytes=44)) == [5, 6]
+    assert lines(claim_waiting(db, "m", max_jobs=9, max_bytes=45)) == [3, 4, 5]
+    assert lines(claim_waiting(db, "m", max_jobs=9, max_bytes=44)) == [6, 7]
     assert claim_waiting(db, "m", max_jobs=9, max_bytes=0) == []
     assert claim_waiting(db, "m", max_jobs=0, max_bytes=9) == []
 
@@ -287,7 +317,7 @@ def test_a_batch_completes_with_its_last_job(db: Database, clock: Clock) -> None
     batch_id = submit(db, 3)
     clock.now += 1
     other = submit(db, 1)
-    one, two, three, only = claim_waiting(db, "m", **ALL)
+    one, only, two, three = claim_waiting(db, "m", **ALL)
 
     assert record_outcomes(db, [outcome(one), outcome(two, state=JobState.FAILED)]).ended_batches == ()
     assert get_batch(db, batch_id).status is BatchStatus.IN_PROGRESS
@@ -467,3 +497,54 @@ def test_the_hot_queries_use_their_indexes(url: str) -> None:
             plan = connection.execute(text(f"EXPLAIN QUERY PLAN {query}")).all()
             assert index in plan[0].detail
             assert len(plan) == 1
+
+
+def _plans(db: Database, act: Callable[[Database], object]) -> list[str]:
+    """The steps by which SQLite carries out every statement that `act` sends."""
+    statements: list[tuple[str, Any]] = []
+
+    def note(_connection: Any, _cursor: Any, statement: str, parameters: Any, _context: Any, many: bool) -> None:
+        statements.append((statement, parameters[0] if many else parameters))
+
+    with db.read() as connection:
+        engine = connection.engine
+    event.listen(engine, "before_cursor_execute", note)
+    act(db)
+    event.remove(engine, "before_cursor_execute", note)
+    with db.read() as connection:
+        return [
+            row.detail
+            for statement, parameters in statements
+            if statement.startswith(("SELECT", "UPDATE", "DELETE"))
+            for row in connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", parameters)
+        ]
+
+
+@pytest.mark.parametrize(
+    "act",
+    [
+        lambda db: claim_waiting(db, "m", max_jobs=5, max_bytes=10**6),
+        expire_due,
+        pending_stops,
+        lambda db: settle_stops(db, pending_stops(db)),
+        lambda db: reclaim(db, queued_or_running(db, "m")),
+        lambda db: window(db, "m"),
+    ],
+    ids=["claim_waiting", "expire_due", "pending_stops", "settle_stops", "reclaim", "window"],
+)
+def test_no_statement_of_the_bookkeeper_scans_the_jobs(tmp_path: Path, act: Callable[[Database], object]) -> None:
+    clock = Clock()
+    with Database.open(f"sqlite:///{tmp_path}/x.sqlite3", clock=clock) as db:
+        due = begin_submission(db, NewBatch("hash", expires_at=START + 1))
+        add_jobs(db, due, [NewJob(n, f"id-{n}", "m", "u", REQUEST, expires_at=START + n) for n in range(1, 30)])
+        publish_batch(db, due)
+        submit(db, 20)
+        claim_waiting(db, "m", max_jobs=10, max_bytes=10**6)
+        clock.now += 9
+        if act is not expire_due:
+            expire_due(db)
+
+        steps = _plans(db, act)
+        assert steps
+        # An index that holds nothing but jobs to stop may be read whole.
+        assert not [step for step in steps if step.startswith("SCAN job") and "job_stopping" not in step]

@@ -1,0 +1,89 @@
+"""How long things are kept: batches are deleted, a database is backed up."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+
+from sqlalchemy import func, select
+
+from storage.copies import copy_sqlite
+from storage.database import Database
+from storage.errors import BackupFailed, BatchNotFound, BatchOpen
+from storage.states import DELETABLE_STATUSES, TERMINAL_STATUSES
+from storage.tables import batch, job
+
+
+def delete_batch(db: Database, batch_id: str) -> int:
+    """Delete an ended or still validating batch with its jobs and results; the number of jobs.
+
+    SQLite keeps the space for later batches; the file does not shrink. Raises BatchNotFound or BatchOpen.
+    """
+    with db.write() as connection:
+        query = select(batch.c.status).where(batch.c.id == batch_id).with_for_update()
+        status = connection.execute(query).scalar_one_or_none()
+        if status is None:
+            raise BatchNotFound(batch_id)
+        if status not in DELETABLE_STATUSES:
+            raise BatchOpen(batch_id, status)
+        deleted = connection.execute(job.delete().where(job.c.batch_id == batch_id)).rowcount
+        connection.execute(batch.delete().where(batch.c.id == batch_id))
+    return deleted
+
+
+def prune(db: Database, older_than_s: float) -> list[str]:
+    """Delete the batches that ended longer ago than `older_than_s` seconds; their ids, oldest end first.
+
+    Each in a transaction of its own: nobody waits for all of them.
+    """
+    deleted = []
+    for batch_id in ended_before(db, db.now() - older_than_s):
+        # Retried or deleted by somebody else meanwhile.
+        with suppress(BatchOpen, BatchNotFound):
+            delete_batch(db, batch_id)
+            deleted.append(batch_id)
+    return deleted
+
+
+def ended_before(db: Database, moment: float) -> list[str]:
+    """The ids of the batches that ended before this Unix time, oldest end first."""
+    ended_at = func.coalesce(batch.c.completed_at, batch.c.failed_at, batch.c.expired_at, batch.c.cancelled_at)
+    query = (
+        select(batch.c.id)
+        .where(batch.c.status.in_(list(TERMINAL_STATUSES)), ended_at < moment)
+        .order_by(ended_at, batch.c.id)
+    )
+    with db.read() as connection:
+        return list(connection.execute(query).scalars())
+
+
+def backup(db: Database, path: Path) -> None:
+    """Write a copy of an SQLite database to `path`, which must not exist; others may use the database meanwhile.
+
+    The copy is the state of one moment, and stands under its name only when it is whole. Raises BackupFailed.
+    """
+    source = db.sqlite_file
+    if source is None:
+        raise BackupFailed("only SQLite is backed up here: PostgreSQL has `pg_dump` for that")
+    if path.exists():
+        raise BackupFailed(f"{path} exists: a backup does not overwrite anything")
+    try:
+        _copy_whole(source, path)
+    except (OSError, sqlite3.Error) as error:
+        raise BackupFailed(f"no backup was written to {path}: {error}") from error
+
+
+def _copy_whole(source: Path, target: Path) -> None:
+    # The file is private from its beginning: it holds prompts and answers.
+    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".part")
+    part = Path(name)
+    try:
+        copy_sqlite(source, part)
+        os.fsync(handle)
+        part.rename(target)
+    finally:
+        os.close(handle)
+        part.unlink(missing_ok=True)
