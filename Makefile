@@ -7,10 +7,12 @@ STAMP = $(VENV)/.stamp
 PYTEST_ARGS ?=
 # e.g. make bench-wan BENCH_ARGS=--quick
 BENCH_ARGS ?=
+# e.g. make fuzz FUZZ_ARGS="--inputs 50000 --seed 3"
+FUZZ_ARGS ?=
 
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: help demo test lint check parity bench bench-wan clean
+.PHONY: help demo test lint check parity bench bench-wan large fuzz clean
 
 help:
 	@echo "make demo    run 16 prompts through a small model cut in two"
@@ -20,6 +22,8 @@ help:
 	@echo "make parity  the slow tests: the full parity matrix on the real model"
 	@echo "make bench   tokens per second of this machine"
 	@echo "make bench-wan  what a long link costs: head and tail over simulated links"
+	@echo "make large   what a file of 100,000 lines costs, from submission to results"
+	@echo "make fuzz    1,000,000 damaged inputs for everything that reads foreign bytes"
 	@echo "make clean   remove .venv and caches"
 
 $(STAMP): pyproject.toml constraints.txt
@@ -54,6 +58,12 @@ bench: $(STAMP)
 
 bench-wan: $(STAMP)
 	$(BIN)/python -m benchmarks.wan $(BENCH_ARGS)
+
+large: $(STAMP)
+	$(BIN)/python -m benchmarks.large $(BENCH_ARGS)
+
+fuzz: $(STAMP)
+	$(BIN)/python -m tests.fuzz $(FUZZ_ARGS)
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist

@@ -18,6 +18,8 @@ _SUFFIX = re.compile(r"[0-9a-f]{8}")
 #: glob over presence and lease keys
 TAILS_PATTERN = "shardq:tail:*"
 _LEASE_SUFFIX = ":lease"
+#: of an entry id, which an epoch must fit
+_MAX_EPOCH_DIGITS = 20
 
 
 def new_tail_id(name: str) -> str:
@@ -83,27 +85,4 @@ def links_pattern(tail: str) -> str:
 def epoch_of(key: str) -> int | None:
     """The epoch of a frame stream's key, None for the counter and the hello stream."""
     number = key.split(":")[3]
-    return int(number) if number.isdecimal() else None
-
-
-def acl_for_tail(name: str) -> list[str]:
-    """The `ACL SETUSER` rules (without user and password) that are all a tail called `name` needs."""
-    some_id = f"{name}-????????"
-    return [
-        f"%R~shardq:link:{some_id}:*:up",
-        f"%W~shardq:link:{some_id}:*:down",
-        f"%RW~shardq:tail:{some_id}",
-        *("+xread", "+xadd", "+set", "+ping", "+hello"),
-        *("+client|setinfo", "+client|setname", "+client|id"),
-    ]
-
-
-def acl_for_head() -> list[str]:
-    """As `acl_for_tail`, for heads: the relay's keys only, and no administration."""
-    return [
-        "~shardq:tail:*",
-        "~shardq:link:*",
-        *("+xread", "+xadd", "+set", "+get", "+mget", "+incr", "+scan", "+exists"),
-        *("+expire", "+pexpire", "+del", "+unlink", "+eval", "+evalsha", "+script|load"),
-        *("+ping", "+hello", "+client|setinfo", "+client|setname", "+client|id"),
-    ]
+    return int(number) if number.isdecimal() and len(number) <= _MAX_EPOCH_DIGITS else None

@@ -19,8 +19,8 @@ import redis
 
 from relay import keys
 from relay.connections import Connections
-from relay.errors import RelayError
-from relay.profile import Profile
+from relay.errors import RelayError, RelayRefused
+from relay.plain import from_plain
 from relay.settings import RelaySettings
 from relay.transport import TailInfo
 
@@ -28,6 +28,12 @@ log = logging.getLogger(__name__)
 
 #: life in seconds of a tail's epoch counter; `Presence.epoch` takes over where it was lost
 EPOCH_TTL_S = 3600
+#: far above any number of epochs, and exact in Redis' own scripts
+MAX_EPOCH = 2**53 - 1
+#: bytes of a presence; ours have about 400
+MAX_PRESENCE_BYTES = 1 << 16
+#: seconds after which a beat that failed is tried again: half a life must not pass for one broken connection
+AGAIN_S = 0.5
 
 # KEYS: presence, lease, epoch. ARGV: token, life in ms, epoch below the new one, the counter's life in s.
 # The new epoch; 0 if someone else holds the lease, -1 if the tail is gone.
@@ -85,18 +91,15 @@ class Presence:
     def from_json(cls, tail: str, data: bytes) -> Presence | None:
         """The presence of `tail`; None, with a logged reason, if `data` is none."""
         try:
+            if len(data) > MAX_PRESENCE_BYTES:
+                raise ValueError(f"{len(data)} bytes are too many")
             value = json.loads(data)
-            info = TailInfo(
-                tail=str(value["tail"]),
-                profile=Profile.from_json(value["profile"]),
-                split=int(value["split"]),
-                slots=int(value["slots"]),
-                max_query=int(value["max_query"]),
-                pulse=float(value["pulse"]),
-            )
-            epoch = int(value["epoch"])
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
-            log.warning("presence of tail %s is malformed, ignored: %r", tail, error)
+            epoch = value.pop("epoch") if isinstance(value, dict) else None
+            info = from_plain(TailInfo, value)
+            if type(epoch) is not int or not 0 <= epoch <= MAX_EPOCH:
+                raise ValueError(f"expected an epoch from 0 to {MAX_EPOCH}")
+        except (ValueError, KeyError, RecursionError) as error:
+            log.warning("presence of tail %s is malformed, ignored: %s", tail, error)
             return None
         if info.tail != tail:
             log.warning("presence of tail %s claims to be %r, ignored", tail, info.tail[:100])
@@ -280,7 +283,7 @@ def living_tails(connections: Connections) -> list[TailInfo]:
 
 def drop_epochs(client: redis.Redis, tail: str, up_to: int) -> None:
     """Remove the frame streams of a tail's epochs up to and with `up_to`; raises redis-py's errors."""
-    found = (key.decode() for key in client.scan_iter(match=keys.links_pattern(tail), count=1000))
+    found = (key.decode(errors="replace") for key in client.scan_iter(match=keys.links_pattern(tail), count=1000))
     old = [key for key in found if (epoch := keys.epoch_of(key)) is not None and epoch <= up_to]
     if old:
         client.unlink(*old)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+from relay.plain import from_plain
+
 
 @dataclass(frozen=True, slots=True)
 class Profile:
@@ -31,8 +33,8 @@ class Profile:
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Profile:
-        """The profile that `to_json` wrote; unknown keys raise TypeError."""
-        return cls(**value)
+        """The profile that `to_json` wrote. Raises ValueError for anything else."""
+        return from_plain(cls, value)
 
     def differences(self, other: Profile) -> list[str]:
         """One line per differing field, `name: mine ≠ theirs`; empty when the profiles are equal."""

@@ -6,6 +6,11 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
+from relay.plain import from_plain
+
+# said again, for the packages that may not import `storage`
+from storage.states import StopReason as StopReason
+
 #: `max_tokens` of a job that does not say
 DEFAULT_MAX_TOKENS = 512
 
@@ -38,9 +43,8 @@ class GenerationRequest:
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> GenerationRequest:
-        """The request that `to_json` wrote, also after a trip through JSON; unknown keys raise TypeError."""
-        lists = {key: tuple(item) for key, item in value.items() if isinstance(item, list)}
-        return cls(**{**value, **lists})
+        """The request that `to_json` wrote, also after a trip through JSON. Raises ValueError for anything else."""
+        return from_plain(cls, value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +69,8 @@ class GenerationTask:
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> GenerationTask:
-        """The task that `to_json` wrote."""
-        return cls(**{**value, "request": GenerationRequest.from_json(value["request"])})
+        """The task that `to_json` wrote. Raises ValueError for anything else."""
+        return from_plain(cls, value)
 
 
 class FinishReason(StrEnum):
@@ -140,14 +144,5 @@ class Outcome:
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Outcome:
-        """The outcome that `to_json` wrote."""
-        reason, failure, metrics = value["finish_reason"], value["failure"], value["metrics"]
-        return cls(
-            **{
-                **value,
-                "token_ids": tuple(value["token_ids"]),
-                "finish_reason": FinishReason(reason) if reason else None,
-                "failure": FailureType(failure) if failure else None,
-                "metrics": Metrics(**metrics) if metrics else None,
-            }
-        )
+        """The outcome that `to_json` wrote. Raises ValueError for anything else."""
+        return from_plain(cls, value)

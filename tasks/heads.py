@@ -11,6 +11,7 @@ from typing import Any
 
 import redis
 
+from relay.plain import from_plain
 from relay.profile import Profile
 from tasks import keys
 from tasks.errors import HeadIdTaken, ModelNameInvalid, ProfileMismatch
@@ -77,10 +78,8 @@ class HeadInfo:
 
     @classmethod
     def from_json(cls, text: str | bytes) -> HeadInfo:
-        """The information that `to_json` wrote."""
-        value = json.loads(text)
-        profile = Profile.from_json(value["profile"])
-        return cls(**{**value, "profile": profile, "live": tuple(value["live"])})
+        """The information that `to_json` wrote. Raises ValueError or RecursionError for anything else."""
+        return from_plain(cls, json.loads(text))
 
 
 def claim(client: redis.Redis, info: HeadInfo) -> None:
@@ -125,7 +124,7 @@ def _readable(value: bytes | str) -> HeadInfo | None:
     """A head of another version may tell other things; it must not stop those who look at all heads."""
     try:
         return HeadInfo.from_json(value)
-    except (KeyError, TypeError, ValueError) as error:
+    except (ValueError, RecursionError) as error:
         log.warning("a head's presence cannot be read: %s", error)
         return None
 
@@ -171,7 +170,16 @@ def register_profile(client: redis.Redis, name: str, profile: Profile) -> None:
 def registered_models(client: redis.Redis) -> dict[str, Profile]:
     """Every served name and its profile, by name."""
     values = client.hgetall(keys.MODELS)
-    return {_text(name): Profile.from_json(json.loads(values[name])) for name in sorted(values)}
+    profiles = {_text(name): _profile(_text(name), values[name]) for name in sorted(values)}
+    return {name: profile for name, profile in profiles.items() if profile is not None}
+
+
+def _profile(name: str, value: bytes | str) -> Profile | None:
+    try:
+        return Profile.from_json(json.loads(value))
+    except (ValueError, RecursionError) as error:
+        log.warning("the profile registered as %.100r cannot be read: %s", name, error)
+        return None
 
 
 def forget_model(client: redis.Redis, name: str) -> bool:

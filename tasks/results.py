@@ -13,6 +13,7 @@ from typing import Any
 
 import redis
 
+from relay.plain import from_plain
 from tasks import keys
 from tasks.errors import RecordInvalid
 from tasks.generation import GenerationTask, Outcome
@@ -46,7 +47,7 @@ class Record:
 
 
 _CONTENT: dict[bytes, Callable[[dict[str, Any]], Started | Outcome]] = {
-    b"started": lambda value: Started(**value),
+    b"started": lambda value: from_plain(Started, value),
     b"outcome": Outcome.from_json,
 }
 
@@ -76,7 +77,7 @@ def decode(entry: bytes, fields: dict[bytes, bytes] | None) -> Record:
     try:
         kind, value = (fields or {})[b"kind"], json.loads((fields or {})[b"json"])
         content = _CONTENT[kind](value)
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise RecordInvalid(f"entry {entry.decode()}: {type(error).__name__}: {error}") from error
     return Record(entry, content)
 

@@ -88,7 +88,7 @@ def decode_to_front(data: bytes) -> ToFront:
             return Consuming(on)
         case ["started", str(task_id)]:
             return Started(task_id)
-        case ["progress", str(task_id), int(num_tokens), float() | None as tps]:
+        case ["progress", str(task_id), int(num_tokens), float() | None as tps] if type(num_tokens) is int:
             return Progress(task_id, num_tokens, tps)
         case ["finished", str(task_id), dict() as outcome]:
             return Finished(task_id, _outcome(outcome))
