@@ -1,7 +1,7 @@
 """The one process that moves jobs between the database and the queue server.
 
-It feeds waiting jobs, records finished ones, finds lost ones, gives back what dead heads had taken, and
-mirrors the served names. All of it is safe to repeat: it may be killed at any moment, and two of them would
+It feeds waiting jobs, records finished ones, stops cancelled ones, finds lost ones, gives back what dead heads had
+taken, and mirrors the served names. All of it is safe to repeat: it may be killed at any moment, and two of them would
 only waste work. A lease on the queue server still keeps all but one idle.
 """
 
@@ -16,6 +16,7 @@ import time
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from types import FrameType
 
 import redis
@@ -23,32 +24,33 @@ import redis
 from storage.database import Database
 from storage.errors import StorageError
 from tasks import keys, lease
-from tasks.app import VISIBILITY_TIMEOUT_S
 from tasks.connection import connect, ping, translated
 from tasks.errors import QueueUnreachable, TaskError
 from tasks.feeder import Feeder
-from tasks.heads import forget_head, lapsed_heads, oldest_unacked, restore_unacked
 from tasks.publish import Publisher
-from tasks.reconciler import Reconciler
+from tasks.reconciler import COUNT_S, Reconciler
 from tasks.recorder import Recorder
+from tasks.restorer import Restorer
 from tasks.results import ResultsReader
 from tasks.served import mirror_models
 from tasks.settings import BookkeeperSettings
+from tasks.stopper import Stopper
 
 log = logging.getLogger(__name__)
 
 #: milliseconds after which another bookkeeper may take over from a silent one
-TENURE_MS = 15_000
+TENURE_MS = 8_000
 #: seconds between two renewals of the tenure
-TENURE_RENEWAL_S = 4.0
+TENURE_RENEWAL_S = 2.0
 #: seconds between two rounds of each duty
 FEED_S = 0.5
-HEADS_S = 2.0
+HEADS_S = 1.0
+STOPS_S = 1.0
 MODELS_S = 2.0
 #: milliseconds for which a turn waits for records
 BLOCK_MS = 250
 #: seconds to wait after a failure; doubles up to the second value
-RETRY_S, MAX_RETRY_S = 1.0, 10.0
+RETRY_S, MAX_RETRY_S = 1.0, 4.0
 
 
 @dataclass(slots=True)
@@ -80,11 +82,13 @@ class Bookkeeper:
         self._waits = False
         feeder = Feeder(database, client, publisher, settings)
         reconciler = Reconciler(database, client, publisher, settings.scan_interval_s)
+        stopper = Stopper(database, client, lambda: self._clock())
         self._duties = [
+            Duty("look after heads", HEADS_S, Restorer(client).turn),
             Duty("mirror the served names", MODELS_S, lambda _: mirror_models(client, database)),
-            Duty("look after heads", HEADS_S, lambda _: restore_lapsed(client)),
+            Duty("stop jobs", STOPS_S, lambda _: stopper.turn()),
             Duty("feed", FEED_S, lambda _: feeder.feed()),
-            Duty("look for lost jobs", settings.scan_interval_s, reconciler.scan),
+            Duty("look for lost jobs", min(COUNT_S, settings.scan_interval_s), reconciler.turn),
         ]
 
     def run(self, stop: threading.Event) -> None:
@@ -110,18 +114,22 @@ class Bookkeeper:
     def turn(self, stop: threading.Event, block_ms: int = BLOCK_MS) -> None:
         """Record what waits, then do what is due. Without the tenure, only wait for it.
 
-        Raises a TaskError or StorageError; the duty that failed is due again one period later.
+        What fails is due again one period later; a database that fails keeps no duty back that can do without.
+        Raises a TaskError, or the first StorageError when the turn is over.
         """
+        failures: list[StorageError] = []
         with translated():
             if not self._holds_tenure():
                 stop.wait(1.0)
                 return
-            self._recorder.record(block_ms)
+            _attempt(lambda: self._recorder.record(block_ms), failures)
             for duty in self._duties:
                 now = self._clock()
                 if now >= duty.due and not stop.is_set():
                     duty.due = now + duty.period_s
-                    duty.work(now)
+                    _attempt(partial(duty.work, now), failures)
+        if failures:
+            raise failures[0]
 
     def close(self) -> None:
         """Let another bookkeeper take over at once."""
@@ -143,22 +151,11 @@ class Bookkeeper:
         return holds
 
 
-def restore_lapsed(client: redis.Redis) -> int:
-    """Give back what heads without presence had taken; the number of messages.
-
-    A Celery worker that is no head has no presence: what it took is given back once it is overdue.
-    """
-    restored = 0
-    taken_at = oldest_unacked(client, None)
-    if taken_at is not None and taken_at < time.time() - VISIBILITY_TIMEOUT_S:
-        restored += restore_unacked(client, None)
-    for head_id in lapsed_heads(client):
-        moved = restore_unacked(client, head_id)
-        restored += moved
-        if moved:
-            log.warning("head %s is gone: %d jobs it had taken are queued again", head_id, moved)
-        forget_head(client, head_id)
-    return restored
+def _attempt(work: Callable[[], object], failures: list[StorageError]) -> None:
+    try:
+        work()
+    except StorageError as error:
+        failures.append(error)
 
 
 def run(database: Database, settings: BookkeeperSettings, stop: threading.Event | None = None) -> None:

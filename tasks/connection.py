@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import logging
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import redis
 from redis.backoff import NoBackoff
-from redis.exceptions import AuthenticationError, AuthorizationError, NoPermissionError
+from redis.exceptions import (
+    AuthenticationError,
+    AuthorizationError,
+    NoPermissionError,
+    OutOfMemoryError,
+    ReadOnlyError,
+)
 from redis.retry import Retry
 
 from relay.errors import RelayRefused
-from relay.guard import check_url
-from tasks.errors import QueueRefused, QueueUnreachable
+from relay.tls import Address, address_of, distrusts
+from tasks.errors import QueueFull, QueueRefused, QueueUnreachable, TaskError
 from tasks.settings import TaskSettings
 
 #: seconds after which a command or a connection attempt is given up
@@ -20,12 +29,19 @@ SOCKET_TIMEOUT_S = 10.0
 CONNECT_TIMEOUT_S = 5.0
 #: seconds of silence after which a connection is tested before it is used
 HEALTH_CHECK_S = 5
+#: seconds between two messages about one outage
+REPEAT_S = 60.0
 
 
-def check_settings(settings: TaskSettings) -> None:
-    """Refuse an unsafe queue server (QueueRefused) before anything is sent to it."""
+def check_settings(settings: TaskSettings) -> Address:
+    """The queue server's address; an unsafe one is refused (QueueRefused) before anything is sent to it."""
     try:
-        check_url(settings.broker_url, settings.allow_insecure, setting="SHARDQ_BROKER_URL")
+        return address_of(
+            settings.broker_url,
+            settings.tls_ca,
+            allow_insecure=settings.allow_insecure,
+            setting="SHARDQ_BROKER_URL",
+        )
     except RelayRefused as error:
         raise QueueRefused(str(error)) from error
 
@@ -36,16 +52,34 @@ def connect(settings: TaskSettings) -> redis.Redis:
     A connection that turns out to be dead is replaced and the command sent once more; a timeout is not
     retried. Raises QueueRefused for an unsafe address.
     """
-    check_settings(settings)
+    address = check_settings(settings)
     return redis.Redis.from_url(
-        settings.broker_url,
+        address.url,
         socket_timeout=SOCKET_TIMEOUT_S,
         socket_connect_timeout=CONNECT_TIMEOUT_S,
         socket_keepalive=True,
         health_check_interval=HEALTH_CHECK_S,
         retry=Retry(NoBackoff(), 1, supported_errors=(redis.ConnectionError,)),
         protocol=2,
+        **address.tls,
     )
+
+
+def as_task_error(error: redis.RedisError) -> TaskError | None:
+    """This package's error for one of the client's; None for one that is a mistake of our own."""
+    if isinstance(error, (AuthenticationError, AuthorizationError, NoPermissionError)):
+        return QueueRefused(f"the queue server refuses us: {error}")
+    if distrusts(error):
+        return QueueRefused(f"the queue server's certificate is not accepted: {error} (SHARDQ_TLS_CA)")
+    if isinstance(error, (redis.ConnectionError, redis.TimeoutError)):
+        return QueueUnreachable(f"the queue server does not answer: {error}")
+    if isinstance(error, OutOfMemoryError):
+        return QueueFull("the queue server is out of memory (maxmemory): give it more, or wait until jobs are done")
+    if isinstance(error, ReadOnlyError):
+        return QueueFull("the queue server is read-only: it is a replica, not the server that jobs are queued on")
+    if isinstance(error, redis.ResponseError) and str(error).startswith("MISCONF"):
+        return QueueFull(f"the queue server cannot write its disk: {error}")
+    return None
 
 
 @contextmanager
@@ -56,10 +90,43 @@ def translated() -> Iterator[None]:
     """
     try:
         yield
-    except (AuthenticationError, AuthorizationError, NoPermissionError) as error:
-        raise QueueRefused(f"the queue server refuses us: {error}") from error
-    except (redis.ConnectionError, redis.TimeoutError) as error:
-        raise QueueUnreachable(f"the queue server does not answer: {error}") from error
+    except redis.RedisError as error:
+        translation = as_task_error(error)
+        if translation is None:
+            raise
+        raise translation from error
+
+
+class Outage:
+    """Says loudly when the queue server fails us, again each minute that it lasts, and when it is over.
+
+    Thread-safe. `consequence` is the end of the sentence: what happens meanwhile.
+    """
+
+    def __init__(self, log: logging.Logger, consequence: str) -> None:
+        self._log = log
+        self._consequence = consequence
+        self._lock = threading.Lock()
+        #: steady time of the last message; None while all is well
+        self._said: float | None = None
+
+    def failed(self, error: redis.RedisError) -> None:
+        """A command failed."""
+        with self._lock:
+            now = time.monotonic()
+            if self._said is not None and now - self._said < REPEAT_S:
+                return
+            self._said = now
+        self._log.error("%s; %s", as_task_error(error) or error, self._consequence)
+
+    def over(self) -> None:
+        """A command succeeded."""
+        if self._said is None:
+            return
+        with self._lock:
+            was_out, self._said = self._said is not None, None
+        if was_out:
+            self._log.warning("the queue server works again")
 
 
 def ping(client: redis.Redis) -> None:

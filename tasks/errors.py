@@ -1,7 +1,8 @@
 """What can go wrong between the database, the queue server and the heads.
 
 TaskError
-├── QueueUnreachable    the queue server does not answer
+├── QueueUnreachable    the queue server does not answer; trying again is right
+│   └── QueueFull       it answers, but takes nothing: full, read-only or without a disk
 ├── QueueRefused        it answers, but will not let us in, or we refuse to talk to it
 ├── ModelNameInvalid    a name under which no model can be served
 ├── ProfileMismatch     a served name stands for another profile
@@ -20,7 +21,11 @@ class TaskError(Exception):
 
 
 class QueueUnreachable(TaskError):
-    """The queue server does not answer."""
+    """The queue server does not answer. Trying again is right: nothing is lost meanwhile."""
+
+
+class QueueFull(QueueUnreachable):
+    """The queue server answers, but takes nothing: out of memory, read-only, or it cannot write its disk."""
 
 
 class QueueRefused(TaskError):

@@ -91,6 +91,10 @@ class FailureType(StrEnum):
     INVALID_PROMPT = "invalid_prompt"
     #: the model produced NaN or infinite logits
     NON_FINITE = "non_finite_logits"
+    #: a device had no memory for this job
+    OUT_OF_MEMORY = "out_of_memory"
+    #: the job was under way on several engines that died or lost it; it is not tried again
+    TOO_MANY_TRIES = "too_many_tries"
     #: a fault of the engine while it worked on this job
     INTERNAL = "internal_error"
 
@@ -123,7 +127,7 @@ class Metrics:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The end of one attempt: a text with figures, or a failure. Travels on the results stream."""
+    """The end of one attempt: a text with figures, a failure, or a stop. Travels on the results stream."""
 
     job: str
     attempt: int
@@ -137,6 +141,13 @@ class Outcome:
     failure: FailureType | None
     failure_message: str | None
     metrics: Metrics | None
+    #: the database wanted the job to end here; `text` is what there was by then, None for none
+    stopped: StopReason | None = None
+
+    @property
+    def task_id(self) -> str:
+        """The Celery task id of the attempt."""
+        return f"{self.job}.{self.attempt}"
 
     def to_json(self) -> dict[str, Any]:
         """This outcome as plain JSON values."""

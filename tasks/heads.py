@@ -34,10 +34,16 @@ redis.call('SADD', KEYS[2], ARGV[4])
 return false
 """
 
-_RESTORE = """
+_BEAT = """#!lua flags=allow-oom
+redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
+redis.call('SADD', KEYS[2], ARGV[3])
+"""
+
+_RESTORE = """#!lua flags=allow-oom
 if redis.call('HDEL', KEYS[1], ARGV[1]) == 0 then return 0 end
 redis.call('ZREM', KEYS[2], ARGV[1])
 redis.call('RPUSH', KEYS[3], ARGV[2])
+redis.call('XADD', KEYS[4], 'MAXLEN', 1, '*', 'rung', '')
 return 1
 """
 
@@ -71,6 +77,8 @@ class HeadInfo:
     tokens_per_s: float
     #: Unix time at which the head process started
     started_at: float
+    #: differs from beat to beat, whatever else stays the same
+    beat: int = 0
 
     def to_json(self) -> str:
         """This information as JSON text."""
@@ -98,11 +106,8 @@ def claim(client: redis.Redis, info: HeadInfo) -> None:
 
 
 def beat(client: redis.Redis, info: HeadInfo) -> None:
-    """Renew the head's presence. One round trip."""
-    pipeline = client.pipeline(transaction=False)
-    pipeline.set(keys.head(info.head_id), info.to_json(), px=PRESENCE_MS)
-    pipeline.sadd(keys.HEADS, info.head_id)
-    pipeline.execute()
+    """Renew the head's presence, also on a server short of memory. One round trip."""
+    client.eval(_BEAT, 2, keys.head(info.head_id), keys.HEADS, info.to_json(), PRESENCE_MS, info.head_id)
 
 
 def withdraw(client: redis.Redis, head_id: str) -> None:
@@ -117,7 +122,7 @@ def known_heads(client: redis.Redis) -> set[str]:
 
 def live_heads(client: redis.Redis) -> list[HeadInfo]:
     """The heads whose presence stands, by id."""
-    return [info for value in _presences(client).values() if value and (info := _readable(value))]
+    return [info for value in presences(client).values() if value and (info := _readable(value))]
 
 
 def _readable(value: bytes | str) -> HeadInfo | None:
@@ -129,12 +134,8 @@ def _readable(value: bytes | str) -> HeadInfo | None:
         return None
 
 
-def lapsed_heads(client: redis.Redis) -> list[str]:
-    """The ids of the known heads whose presence does not stand."""
-    return [head_id for head_id, value in _presences(client).items() if not value]
-
-
-def _presences(client: redis.Redis) -> dict[str, bytes | str | None]:
+def presences(client: redis.Redis) -> dict[str, bytes | str | None]:
+    """What each known head told last, by id; None for one whose presence does not stand."""
     names = sorted(known_heads(client))
     values = client.mget([keys.head(name) for name in names]) if names else []
     return dict(zip(names, values, strict=True))
@@ -187,12 +188,6 @@ def forget_model(client: redis.Redis, name: str) -> bool:
     return bool(client.hdel(keys.MODELS, name))
 
 
-def oldest_unacked(client: redis.Redis, head_id: str | None) -> float | None:
-    """Unix time at which the oldest of these messages was taken or last refreshed; None without any."""
-    oldest: Any = client.zrange(keys.unacked_index(head_id), 0, 0, withscores=True)
-    return float(oldest[0][1]) if oldest else None
-
-
 def restore_unacked(client: redis.Redis, head_id: str | None, tags: Sequence[str] | None = None) -> int:
     """Put messages this head took but did not acknowledge back where they are served next.
 
@@ -212,7 +207,7 @@ def restore_unacked(client: redis.Redis, head_id: str | None, tags: Sequence[str
         for tag in ordered[start : start + RESTORED_AT_ONCE]:
             message, _, routing_key = json.loads(messages[tag])
             ready, body = _redelivered(message, routing_key)
-            pipeline.eval(_RESTORE, 3, unacked, index, ready, tag, body)
+            pipeline.eval(_RESTORE, 4, unacked, index, ready, keys.bell(routing_key), tag, body)
         moved += sum(int(done) for done in pipeline.execute())
     return moved
 

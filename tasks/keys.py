@@ -15,6 +15,9 @@ MODELS = "shardq:models"
 #: lease of the one working bookkeeper
 BOOKKEEPER = "shardq:bookkeeper"
 
+#: hash: task id → why the attempt shall end before its text does
+STOPS = "shardq:stops"
+
 #: stands in the unacknowledged keys of a consumer that is no head
 NO_HEAD = "no-head"
 #: message priorities; 0 is served first
@@ -38,9 +41,19 @@ def ready_at(queue_name: str, priority: int) -> str:
     return f"{queue_name}{SEPARATOR}{priority}" if priority else queue_name
 
 
+def bell(queue_name: str) -> str:
+    """Stream with one entry that is replaced whenever messages come into a queue."""
+    return f"{queue_name}{SEPARATOR}bell"
+
+
 def job(task_id: str) -> str:
     """A job attempt's admission lease while it runs, its done marker afterwards."""
     return f"shardq:job:{task_id}"
+
+
+def tries(task_id: str) -> str:
+    """Set of the engine instances that were given a job attempt."""
+    return f"shardq:tries:{task_id}"
 
 
 def head(head_id: str) -> str:

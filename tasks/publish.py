@@ -11,6 +11,7 @@ from typing import Any
 from kombu.exceptions import KombuError
 
 from storage.records import ClaimedJob
+from tasks import bell, keys
 from tasks.app import make_app, model_queue
 from tasks.connection import check_settings
 from tasks.errors import QueueUnreachable
@@ -65,15 +66,16 @@ class Publisher:
         message joins the first one or finds its result.
         """
         count = 0
+        models = set()
         try:
-            with (
-                self._connection.channel() as channel,
-                self._app.amqp.Producer(channel) as producer,
-                producer.batch(PUBLISH_BATCH),
-            ):
-                for publication in publications:
-                    self._send(producer, publication)
-                    count += 1
+            with self._connection.channel() as channel:
+                with self._app.amqp.Producer(channel) as producer, producer.batch(PUBLISH_BATCH):
+                    for publication in publications:
+                        self._send(producer, publication)
+                        models.add(publication.task.model)
+                        count += 1
+                with channel.conn_or_acquire() as client:
+                    bell.ring(client, map(keys.queue, sorted(models)))
         except (KombuError, *self._connection.connection_errors, *self._connection.channel_errors) as error:
             self.close()
             raise QueueUnreachable(f"queueing {count} jobs failed: {error}") from error

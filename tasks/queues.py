@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import redis
@@ -48,6 +48,26 @@ def waiting_ids(client: redis.Redis, model: str) -> Iterator[str]:
         while messages := client.lrange(name, start, start + _SCAN_COUNT - 1):
             start += len(messages)
             yield from (task_id(json.loads(message)) for message in messages)
+
+
+def remove(client: redis.Redis, model: str, task_ids: Collection[str]) -> set[str]:
+    """Take every message of these task ids out of a served name's ready lists; the ids that had one there."""
+    removed = set()
+    for name in keys.ready(model):
+        start = 0
+        while messages := client.lrange(name, start, start + _SCAN_COUNT - 1):
+            start += len(messages)
+            for message in messages:
+                found = task_id(json.loads(message))
+                if found in task_ids and client.lrem(name, 1, message):
+                    removed.add(found)
+                    start -= 1
+    return removed
+
+
+def num_unacked(client: redis.Redis, head_id: str | None) -> int:
+    """Messages that a head's fronts took and did not acknowledge yet."""
+    return int(client.hlen(keys.unacked(head_id)))
 
 
 def unacked_ids(client: redis.Redis, head_id: str | None) -> Iterator[str]:

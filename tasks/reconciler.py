@@ -1,9 +1,12 @@
 """Find jobs the queue server has lost and queue them again.
 
-Celery on Redis loses a message when a consumer dies between taking it and noting that, or on a half-open
-connection. The database is the truth: a job it calls queued or running that shows no sign of life anywhere,
-in two scans at least `interval_s` apart, is queued again under the same task id. Should its first message
-turn up after all, the second one joins it. Waiting in the queue, however long, is a sign of life.
+A claimed job whose feeder died before it published, a message within the last second before the server crashed, a
+message that a foreign consumer took and dropped: the queue server loses some. The database is the truth: a job it
+calls queued or running that shows no sign of life anywhere, in two scans `CONFIRM_S` apart, is queued again under
+the same task id. Should its first message turn up after all, the second one joins it. Waiting in the queue, however
+long, is a sign of life.
+
+A scan reads every queued message, so it comes often only when there are fewer messages than jobs.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from typing import Any
 import redis
 
 from storage.database import Database
-from storage.jobs import queued_or_running, reclaim
+from storage.jobs import queued_or_running, reclaim, window
 from storage.records import InFlightJob
 from tasks import keys, queues
 from tasks.heads import known_heads, live_heads
@@ -27,20 +30,30 @@ log = logging.getLogger(__name__)
 
 #: records in the results stream above which a scan is put off: the recorder is behind and will tell
 MAX_UNRECORDED = 1000
+#: seconds between two counts of jobs and messages
+COUNT_S = 5.0
+#: seconds after which a second scan proves that a job is lost
+CONFIRM_S = 5.0
 #: jobs asked for, and queued again, at a time
 _CHUNK = 500
 
 
 class Reconciler:
-    """Remembers, from scan to scan, which jobs were missing."""
+    """Remembers, from scan to scan, which jobs were missing. `interval_s`: seconds between two scans at most."""
 
     def __init__(self, database: Database, client: redis.Redis, publisher: Publisher, interval_s: float) -> None:
         self._database = database
         self._client = client
         self._publisher = publisher
         self._interval_s = interval_s
+        self._scanned_at = float("-inf")
         #: task id → time of the first of the consecutive scans that missed it
         self._missing_since: dict[str, float] = {}
+
+    def turn(self, now: float) -> int:
+        """Scan if it is time, or if something seems to be missing; the number of jobs queued again."""
+        is_due = now - self._scanned_at >= self._interval_s
+        return self.scan(now) if is_due or self._missing_since or self._too_few_messages() else 0
 
     def scan(self, now: float) -> int:
         """Look for lost jobs and queue them again; returns how many. `now`: seconds of any steady clock.
@@ -50,11 +63,23 @@ class Reconciler:
         if self._client.xlen(keys.RESULTS) > MAX_UNRECORDED:
             log.warning("scan for lost jobs put off: more than %d records wait", MAX_UNRECORDED)
             return 0
+        self._scanned_at = now
         missing = self._missing()
         since = {task_id: self._missing_since.get(task_id, now) for task_id in missing}
-        lost = [task_id for task_id, first in since.items() if now - first >= self._interval_s]
+        lost = [task_id for task_id, first in since.items() if now - first >= CONFIRM_S]
         self._missing_since = {task_id: since[task_id] for task_id in since.keys() - set(lost)}
         return sum(self._republish([missing[task_id] for task_id in chunk]) for chunk in _chunks(iter(lost)))
+
+    def _too_few_messages(self) -> bool:
+        """Whether jobs must be missing, from counts alone. Doubled messages may hide it: until the next scan."""
+        names = model_names(self._client, self._database)
+        num_jobs = sum(window(self._database, name).num_jobs for name in names)
+        num_messages = sum(queues.num_waiting(self._client, name) for name in names)
+        num_messages += sum(queues.num_unacked(self._client, head_id) for head_id in self._takers())
+        return num_jobs > num_messages + self._client.xlen(keys.RESULTS)
+
+    def _takers(self) -> list[str | None]:
+        return [None, *sorted(known_heads(self._client))]
 
     def _missing(self) -> dict[str, InFlightJob]:
         """The jobs that should be under way and show no sign of life now, by task id."""
@@ -74,7 +99,7 @@ class Reconciler:
             yield from queues.waiting_ids(self._client, name)
 
     def _taken_ids(self) -> Iterator[str]:
-        for head_id in [None, *sorted(known_heads(self._client))]:
+        for head_id in self._takers():
             yield from queues.unacked_ids(self._client, head_id)
         for head in live_heads(self._client):
             yield from head.live

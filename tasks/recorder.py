@@ -107,7 +107,7 @@ def outcome_row(outcome: Outcome) -> OutcomeRow:
         job=outcome.job,
         attempt=outcome.attempt,
         head=outcome.head,
-        state=JobState.COMPLETED if outcome.failure is None else JobState.FAILED,
+        state=_end(outcome),
         text=outcome.text,
         token_ids=outcome.token_ids,
         finish_reason=outcome.finish_reason,
@@ -116,3 +116,9 @@ def outcome_row(outcome: Outcome) -> OutcomeRow:
         prompt_tokens=outcome.prompt_tokens,
         **({name: getattr(metrics, name) for name in _FIGURES} if metrics else {}),
     )
+
+
+def _end(outcome: Outcome) -> JobState:
+    if outcome.stopped is not None:
+        return JobState(outcome.stopped.value)
+    return JobState.COMPLETED if outcome.failure is None else JobState.FAILED

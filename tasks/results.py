@@ -60,10 +60,11 @@ def publish_started(client: redis.Redis, task: GenerationTask, head: str, at: fl
 
 def publish_outcome(client: redis.Redis, outcome: Outcome) -> None:
     """Append the outcome and mark the attempt as done, both or neither. Acknowledge the task only after."""
-    task_id = f"{outcome.job}.{outcome.attempt}"
+    task_id = outcome.task_id
     pipeline = client.pipeline(transaction=True)
     pipeline.xadd(keys.RESULTS, {"kind": "outcome", "task": task_id, "json": json.dumps(outcome.to_json())})
     pipeline.set(keys.job(task_id), DONE, ex=DONE_MARKER_S)
+    pipeline.delete(keys.tries(task_id))
     pipeline.execute()
 
 

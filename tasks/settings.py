@@ -2,21 +2,48 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
+from pathlib import Path
+
 from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
+
+
+class LogFormat(StrEnum):
+    """How log lines look."""
+
+    #: as `HUMAN` on a terminal, as `JSON` elsewhere
+    AUTO = "auto"
+    HUMAN = "human"
+    JSON = "json"
+
+
+class LogSettings(BaseSettings):
+    """How every process logs. The field is also the variable `SHARDQ_LOG_FORMAT`."""
+
+    model_config = SettingsConfigDict(env_prefix="SHARDQ_", frozen=True, extra="ignore", env_ignore_empty=True)
+
+    log_format: LogFormat = LogFormat.AUTO
 
 
 class TaskSettings(BaseSettings):
     """Where the queue server is and who we are. Each field is also the variable `SHARDQ_<FIELD>`."""
 
-    model_config = SettingsConfigDict(env_prefix="SHARDQ_", frozen=True, extra="ignore")
+    # The address may hold a password: it is kept out of reprs and error messages.
+    model_config = SettingsConfigDict(
+        env_prefix="SHARDQ_", frozen=True, extra="ignore", hide_input_in_errors=True, env_ignore_empty=True
+    )
 
     #: broker, results stream and head presence
-    broker_url: str = "redis://127.0.0.1:6379/0"
+    broker_url: str = Field(default="redis://127.0.0.1:6379/0", repr=False)
+    #: certificate of the authority that signs the servers' certificates, for `rediss://`
+    tls_ca: Path | None = None
     #: allow a Redis without password at an address other than this machine's own
     allow_insecure: bool = False
     #: set in a head's front processes: names the keys of the messages they have taken but not acknowledged
     head_id: str | None = None
+    #: engines that may be lost over one attempt at a job before it ends as failed
+    max_tries: int = Field(default=5, ge=1)
 
 
 class BookkeeperSettings(TaskSettings):

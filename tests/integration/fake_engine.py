@@ -36,6 +36,8 @@ class FakeEngine:
         self.delay_s = delay_s
         #: task ids in the order of their delivery, and Unix times at which jobs got their slots
         self.delivered: list[str] = []
+        #: those of them that were said to be suspects
+        self.suspects: set[str] = set()
         self.start_times: list[float] = []
         self._slots = slots
         self._changed = threading.Condition()
@@ -60,9 +62,11 @@ class FakeEngine:
         self._thread.join()
         self.server.close()
 
-    def _deliver(self, task: GenerationTask) -> None:
+    def _deliver(self, task: GenerationTask, suspect: bool) -> None:
         with self._changed:
             self.delivered.append(task.task_id)
+            if suspect:
+                self.suspects.add(task.task_id)
             self._waiting.append(task)
             self._changed.notify()
 

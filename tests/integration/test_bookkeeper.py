@@ -140,7 +140,7 @@ def test_a_job_with_any_sign_of_life_is_not_queued_again(office: Office, sign: s
     (task,) = take(office, 1, "h1" if sign == "unacked" else None)
     live = (task.task_id,) if sign == "live" else ()
     if sign == "leased":
-        lease.acquire(office.client, task.task_id, "h1", ttl_ms=100_000)
+        lease.acquire(office.client, task.task_id, "h1", "h1-1", ttl_ms=100_000)
     if sign == "done":
         office.client.set(keys.job(task.task_id), lease.DONE)
     for _ in range(6):
@@ -155,7 +155,7 @@ def test_a_job_that_shows_up_between_two_scans_starts_over(office: Office) -> No
     turn(office, bookkeeper)
     (task,) = take(office, 1)
     turn(office, bookkeeper, 31)
-    lease.acquire(office.client, task.task_id, "h1")
+    lease.acquire(office.client, task.task_id, "h1", "h1-1")
     turn(office, bookkeeper, 31)
     lease.release(office.client, task.task_id, "h1")
     turn(office, bookkeeper, 31)

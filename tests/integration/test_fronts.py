@@ -298,7 +298,7 @@ def test_after_the_grace_period_running_jobs_go_back_to_the_queue(server: Queue)
         assert server.unacked() == 0
         assert 1.0 <= took < 3.5
     assert not server.outcomes()
-    assert acquire(server.client, "job-0.0", "another head") is LeaseState.HELD
+    assert acquire(server.client, "job-0.0", "another head", "another").state is LeaseState.HELD
 
 
 def test_jobs_that_finish_within_the_grace_period_are_recorded(server: Queue) -> None:
@@ -315,7 +315,7 @@ def test_jobs_that_finish_within_the_grace_period_are_recorded(server: Queue) ->
 
 
 def test_a_job_another_head_works_on_is_waited_for(server: Queue) -> None:
-    acquire(server.client, "job-0.0", "another head")
+    acquire(server.client, "job-0.0", "another head", "another")
     server.publish(0, 1)
     with head(server) as it:
         it.consume()
@@ -328,7 +328,7 @@ def test_a_job_another_head_works_on_is_waited_for(server: Queue) -> None:
 
 
 def test_a_job_another_head_finished_meanwhile_is_not_generated_again(server: Queue) -> None:
-    acquire(server.client, "job-0.0", "another head")
+    acquire(server.client, "job-0.0", "another head", "another")
     server.publish(0)
     with head(server) as it:
         it.consume()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import queue
 import socket
 import stat
@@ -14,10 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from tasks.generation import FinishReason, GenerationRequest, GenerationTask, Metrics, Outcome
+from tasks.generation import FinishReason, GenerationRequest, GenerationTask, Metrics, Outcome, StopReason
 from workers.head import channel
 from workers.head.channel import EngineServer, private_address
-from workers.head.channel_client import EngineClient, EngineUnreachable
+from workers.head.channel_client import EngineClient, EngineLost, EngineUnreachable
 from workers.head.channel_messages import (
     Consuming,
     Finished,
@@ -58,7 +59,13 @@ class Engine:
     def __init__(self, address: str) -> None:
         self.address = address
         self.delivered: queue.Queue[GenerationTask] = queue.Queue()
-        self.server = EngineServer(address, KEY, self.delivered.put)
+        self.suspects: list[str] = []
+        self.server = EngineServer(address, KEY, self._deliver)
+
+    def _deliver(self, task: GenerationTask, suspect: bool) -> None:
+        if suspect:
+            self.suspects.append(task.task_id)
+        self.delivered.put(task)
 
     @contextmanager
     def front(self) -> Iterator[EngineClient]:
@@ -78,7 +85,7 @@ def engine() -> Iterator[Engine]:
 
 
 def test_every_message_survives_the_trip() -> None:
-    submit = Submit(make_task())
+    submit = Submit(make_task(), suspect=True)
     assert decode_to_engine(encode(submit)) == submit
     for message in (
         Consuming(True),
@@ -86,6 +93,7 @@ def test_every_message_survives_the_trip() -> None:
         Progress("job.1", 12, 3.5),
         Progress("job.1", 0, None),
         Finished("job.1", make_outcome()),
+        Finished("job.1", dataclasses.replace(make_outcome(), stopped=StopReason.EXPIRED)),
         HandedBack("job.1"),
     ):
         assert decode_to_front(encode(message)) == message
@@ -185,15 +193,24 @@ def test_fronts_hear_whether_to_consume_when_they_join_and_when_it_changes(engin
     late.close()
 
 
-def test_the_engines_end_hands_everything_back(engine: Engine) -> None:
+def test_the_engine_is_told_of_a_suspect(engine: Engine) -> None:
+    with engine.front() as front:
+        front.submit(make_task("good"))
+        front.submit(make_task("suspect"), suspect=True)
+        engine.delivered.get(timeout=5)
+        engine.delivered.get(timeout=5)
+    assert engine.suspects == ["suspect.1"]
+
+
+def test_with_the_engine_everything_it_worked_on_is_lost(engine: Engine) -> None:
     lost = threading.Event()
     front = EngineClient(engine.address, KEY, lambda on: None, lost.set)
     generation = front.submit(make_task())
     engine.delivered.get(timeout=5)
     engine.server.close()
-    assert generation.next_event() == HandedBack("job.1")
+    assert generation.next_event() == EngineLost("job.1")
     assert lost.wait(5)
-    assert front.submit(make_task("other")).next_event() == HandedBack("other.1")
+    assert front.submit(make_task("other")).next_event() == EngineLost("other.1")
     front.close()
 
 
@@ -244,7 +261,7 @@ def test_a_front_that_does_not_read_is_cut_off_and_delays_nobody(
     monkeypatch.setattr(channel, "MAX_UNREAD_BYTES", 1 << 20)
     frozen = Client(engine.address, family="AF_UNIX", authkey=KEY)
     frozen.recv_bytes()
-    frozen.send_bytes(encode(Submit(make_task())))
+    frozen.send_bytes(encode(Submit(make_task(), suspect=False)))
     engine.delivered.get(timeout=5)
     started = time.monotonic()
     for number in range(60_000):
@@ -256,6 +273,6 @@ def test_a_front_that_does_not_read_is_cut_off_and_delays_nobody(
 
 def test_closing_twice_is_fine() -> None:
     with private_address() as address:
-        server = EngineServer(address, KEY, lambda task: None)
+        server = EngineServer(address, KEY, lambda task, suspect: None)
         server.close()
         server.close()

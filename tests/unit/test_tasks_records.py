@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import pytest
 
 from storage.states import JobState
 from tasks.errors import RecordInvalid
-from tasks.generation import FailureType, Outcome
+from tasks.generation import FailureType, Outcome, StopReason
 from tasks.recorder import outcome_row
 from tasks.results import Started, decode
 from tests.bookkeeping import outcome
@@ -64,3 +65,18 @@ def test_a_failure_without_figures_keeps_its_reason() -> None:
         "too long",
     )
     assert row.decode_tps is None
+
+
+@pytest.mark.parametrize("reason", StopReason)
+def test_a_stopped_outcome_keeps_its_text_and_ends_as_what_it_was_stopped_for(reason: StopReason) -> None:
+    sent = dataclasses.replace(outcome("j"), finish_reason=None, stopped=reason)
+    received = Outcome.from_json(json.loads(json.dumps(sent.to_json())))
+    assert received == sent
+    row = outcome_row(received)
+    assert (row.state, row.text) == (JobState(reason.value), "there")
+
+
+def test_an_outcome_that_tells_nothing_of_stops_was_not_stopped() -> None:
+    value = outcome("j").to_json()
+    del value["stopped"]
+    assert Outcome.from_json(value).stopped is None

@@ -56,11 +56,11 @@ def private_address() -> Iterator[str]:
 class EngineServer:
     """Takes tasks from any number of fronts and tells each what becomes of its own. Thread-safe.
 
-    `deliver` is called from the fronts' threads, once per task id that is neither live nor remembered as
-    finished; it must not block. No method here waits for a front.
+    `deliver(task, suspect)` is called from the fronts' threads, once per task id that is neither live nor
+    remembered as finished; it must not block. No method here waits for a front.
     """
 
-    def __init__(self, address: str, authkey: bytes, deliver: Callable[[GenerationTask], None]) -> None:
+    def __init__(self, address: str, authkey: bytes, deliver: Callable[[GenerationTask, bool], None]) -> None:
         self._address = address
         self._authkey = authkey
         self._deliver = deliver
@@ -182,7 +182,7 @@ class EngineServer:
         if joined.finished is not None:
             front.send(joined.finished)
         elif joined.new:
-            self._deliver(message.task)
+            self._deliver(message.task, message.suspect)
         elif joined.started:
             front.send(encode(Started(task_id)))
 

@@ -9,6 +9,7 @@ import queue
 import socket
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 
@@ -29,7 +30,15 @@ from workers.head.channel_messages import (
 
 logger = logging.getLogger(__name__)
 
-Event = Started | Progress | Finished | HandedBack
+
+@dataclass(frozen=True, slots=True)
+class EngineLost:
+    """The engine is gone, and with it what it did for the task."""
+
+    task_id: str
+
+
+Event = Started | Progress | Finished | HandedBack | EngineLost
 
 
 class EngineUnreachable(WorkerError):
@@ -48,15 +57,15 @@ class Generation:
         self._events.put(event)
 
     def next_event(self) -> Event:
-        """Wait for the next event. `Finished` or `HandedBack` is the last one, and always comes."""
+        """Wait for the next event. `Finished`, `HandedBack` or `EngineLost` is the last one and always comes."""
         return self._events.get()
 
 
 class EngineClient:
     """Submits tasks and hears about them. Thread-safe.
 
-    `on_consuming` and `on_lost` are called from the reading thread. Once the engine is lost, or `hand_back`
-    was called, every delivery, also one submitted later, is handed back.
+    `on_consuming` and `on_lost` are called from the reading thread. Once `hand_back` was called, every
+    delivery, also one submitted later, is handed back; once the engine is lost, it is lost with it.
 
     Raises:
         EngineUnreachable: no engine listens at `address`, or the key is not its key.
@@ -74,43 +83,47 @@ class EngineClient:
         self._lock = threading.Lock()
         self._send_lock = threading.Lock()
         self._waiting: dict[str, list[Generation]] = {}
-        self._over = False
+        #: what every delivery is told from now on; None while the engine serves us
+        self._over: type[HandedBack | EngineLost] | None = None
         self._closed = False
         self._socket, self._connection = _connect(address, authkey)
         self._reader = threading.Thread(target=self._read, name="engine-read", daemon=True)
         self._reader.start()
 
-    def submit(self, task: GenerationTask) -> Generation:
+    def submit(self, task: GenerationTask, *, suspect: bool = False) -> Generation:
         """Bring a task to the engine."""
         generation = Generation(task.task_id)
         with self._lock:
             over = self._over
-            if not over:
+            if over is None:
                 self._waiting.setdefault(task.task_id, []).append(generation)
-        if over:
-            generation.put(HandedBack(task.task_id))
+        if over is not None:
+            generation.put(over(task.task_id))
             return generation
         try:
             with self._send_lock:
-                self._connection.send_bytes(encode(Submit(task)))
+                self._connection.send_bytes(encode(Submit(task, suspect)))
         except OSError:
             self._cut()  # the reader notices and hands everything back
         return generation
 
     def hand_back(self) -> None:
         """Stop waiting: every delivery's message is to go back to the queue."""
-        with self._lock:
-            self._over = True
-            waiting, self._waiting = self._waiting, {}
-        for task_id, generations in waiting.items():
-            for generation in generations:
-                generation.put(HandedBack(task_id))
+        self._end(HandedBack)
 
     def close(self) -> None:
         """Leave the engine; safe to call twice."""
         self._closed = True
         self._cut()
         self._reader.join()
+
+    def _end(self, over: type[HandedBack | EngineLost]) -> None:
+        with self._lock:
+            self._over = over
+            waiting, self._waiting = self._waiting, {}
+        for task_id, generations in waiting.items():
+            for generation in generations:
+                generation.put(over(task_id))
 
     def _cut(self) -> None:
         with contextlib.suppress(OSError):
@@ -123,7 +136,7 @@ class EngineClient:
         except (EOFError, OSError, MessageInvalid) as error:
             if not self._closed:
                 logger.warning("lost the engine: %s: %s", type(error).__name__, error)
-        self.hand_back()
+        self._end(EngineLost)
         with self._send_lock:
             self._connection.close()
             self._socket.close()

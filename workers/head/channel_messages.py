@@ -23,6 +23,8 @@ class Submit:
     """Front to engine: a delivery of this task waits here for its end."""
 
     task: GenerationTask
+    #: engines died over this task before: it must not take others with it
+    suspect: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +78,8 @@ def encode(message: ToEngine | ToFront) -> bytes:
 def decode_to_engine(data: bytes) -> ToEngine:
     """The front's message in `data`; raises `MessageInvalid`."""
     match _unpack(data):
-        case ["submit", dict() as task]:
-            return Submit(_task(task))
+        case ["submit", dict() as task, bool(suspect)]:
+            return Submit(_task(task), suspect)
     raise MessageInvalid("not a front's message")
 
 
@@ -99,8 +101,8 @@ def decode_to_front(data: bytes) -> ToFront:
 
 def _fields(message: ToEngine | ToFront) -> list[Any]:
     match message:
-        case Submit(task):
-            return ["submit", task.to_json()]
+        case Submit(task, suspect):
+            return ["submit", task.to_json(), suspect]
         case Consuming(on):
             return ["consuming", on]
         case Started(task_id):

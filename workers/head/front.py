@@ -25,6 +25,7 @@ from tasks import keys
 from tasks.app import app, model_queue
 from tasks.connection import connect
 from tasks.generate import NAME
+from tasks.logs import configure
 from tasks.settings import TaskSettings
 from workers.head.channel_client import EngineClient, EngineUnreachable
 from workers.head.front_consumer import (
@@ -35,6 +36,7 @@ from workers.head.front_consumer import (
     request_class,
 )
 from workers.head.front_executor import Executor
+from workers.head.front_fetch import Taker, connection_class
 from workers.head.front_leases import Leases
 from workers.head.front_settings import FrontSettings
 from workers.head.front_settlements import Settlements
@@ -57,9 +59,11 @@ class Front:
         self._gate = Gate(keys.queue(settings.model))
         self._events = EventPublisher()
         self._settlements = Settlements(client, tasks_settings.head_id, self._gate.wake)
+        self._taker = Taker(client, tasks_settings.head_id, self._settlements)
         authkey = bytes.fromhex(settings.authkey.get_secret_value())
         self._engine = EngineClient(settings.address, authkey, self._gate.set_open, self._lose_engine)
-        self._executor = Executor(self._engine, client, Leases(client, head_id), head_id, self._send_progress)
+        leases = Leases(client, head_id, settings.instance)
+        self._executor = Executor(self._engine, client, leases, head_id, self._events.send, tasks_settings.max_tries)
         keep_refreshed(self._settlements)
         self._hostname = f"{head_id}-{settings.index}@{socket.gethostname()}"
 
@@ -93,17 +97,17 @@ class Front:
 
     def _configure(self) -> None:
         app.executor = self._executor
+        app.amqp.Connection = connection_class(self._taker)
         app.conf.update(
             task_queues=[model_queue(self._settings.model)],
+            # an outage may be long
+            broker_connection_max_retries=None,
             # restoring the count hangs on Celery's own acknowledgements, which a front does not use
             worker_enable_prefetch_count_reduction=False,
         )
         app.tasks[NAME].Request = request_class(self._settlements)
         app.steps["worker"].add(grace_step(self))
         app.steps["consumer"].add(consumer_step(self._gate, self._events, self._settlements))
-
-    def _send_progress(self, task_id: str, text: str) -> None:
-        self._events.send("task-progress", uuid=task_id, result=text)
 
     def _hand_back(self) -> None:
         self._executor.stop()
@@ -153,14 +157,12 @@ def main() -> None:
     """Entry point of the process; everything it needs is in the environment."""
     settings = FrontSettings()  # type: ignore[call-arg]
     die_with(settings.parent)
-    logging.basicConfig(level=settings.log_level, format=f"%(levelname)s front {settings.index}: %(message)s")
-    # both warn of every message that is handed back
-    for name in ("celery.app.trace", "kombu.transport.virtual.base"):
-        logging.getLogger(name).setLevel(logging.ERROR)
+    configure(settings.log_level, process=f"front-{settings.index}")
     try:
         front = Front(settings, TaskSettings())
     except EngineUnreachable as error:
-        sys.exit(str(error))
+        logger.error("%s", error)
+        sys.exit(1)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: front.end())
     front.run()

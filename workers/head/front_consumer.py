@@ -1,8 +1,8 @@
 """How a front's Celery consumer differs from a plain one: it pauses, and it waits for fewer round trips.
 
-A plain consumer fetches a message, writes it down as unacknowledged, publishes its events and acknowledges
-finished ones all in one loop, waiting for the queue server each time. Here acknowledgements and events leave
-that loop, which then waits twice per message. A refresher keeps messages in flight from coming again.
+A plain consumer publishes its events and acknowledges finished messages in the loop that fetches others, waiting
+for the queue server each time. Here both leave that loop. A refresher tells the bookkeeper that messages in flight
+are held.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import redis
 from celery import bootsteps
 from celery.worker.request import Request
 
-from tasks.app import VISIBILITY_TIMEOUT_S
+from tasks.connection import Outage
 from workers.head.front_settlements import Settlements
 
 logger = logging.getLogger(__name__)
@@ -27,8 +27,8 @@ EVENTS_S = 0.2
 MAX_EVENTS = 1000
 #: seconds that shutting down waits for outstanding acknowledgements
 DRAIN_S = 10.0
-#: seconds between two renewals of the claims on messages in flight
-REFRESH_S = VISIBILITY_TIMEOUT_S / 4
+#: seconds between two renewals of the claims on messages in flight: a quarter of `tasks.restorer.OVERDUE_S`
+REFRESH_S = 2.5
 
 
 def request_class(settlements: Settlements) -> type[Any]:
@@ -88,13 +88,17 @@ class EventPublisher:
 def keep_refreshed(settlements: Settlements, interval_s: float = REFRESH_S) -> None:
     """Start the daemon thread that renews the claims on messages in flight every `interval_s`."""
 
+    outage = Outage(logger, "claims on messages are not renewed")
+
     def work() -> None:
         while True:
             time.sleep(interval_s)
             try:
                 settlements.refresh()
             except redis.RedisError as error:
-                logger.warning("claims on messages not renewed: %s", error)
+                outage.failed(error)
+            else:
+                outage.over()
 
     threading.Thread(target=work, name="unacked-refresh", daemon=True).start()
 

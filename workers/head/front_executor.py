@@ -6,16 +6,17 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import redis
-from celery.exceptions import Reject
+from celery.exceptions import Ignore, Reject
 
 from tasks import results
-from tasks.generation import GenerationTask, Outcome
-from tasks.lease import LeaseState
+from tasks.connection import Outage
+from tasks.generation import FailureType, GenerationTask, Outcome, StopReason
+from tasks.lease import Admission, LeaseState
 from workers.head.background import Background
-from workers.head.channel_client import EngineClient
+from workers.head.channel_client import EngineClient, EngineLost
 from workers.head.channel_messages import Finished, HandedBack, Progress, Started
 from workers.head.front_leases import Leases
 
@@ -25,14 +26,23 @@ logger = logging.getLogger(__name__)
 PROGRESS_S = 2.0
 #: seconds between two attempts at a queue server that does not answer
 RETRY_S = 2.0
+#: tries from which on a job is suspected of having killed the engines before: it runs alone
+SUSPECT_TRIES = 3
 
-SendProgress = Callable[[str, str], None]
+
+T = TypeVar("T")
+
+
+class SendEvent(Protocol):
+    """Sends a live event to Flower, without blocking."""
+
+    def __call__(self, kind: str, **fields: Any) -> None: ...
 
 
 class Executor:
     """Runs deliveries; one call of `run` per delivery and thread (`tasks.generate.GenerateExecutor`).
 
-    `send_progress(task_id, text)` sends a live event and must not block.
+    An attempt over which more than `max_tries` engines were lost ends as failed, without an engine.
     """
 
     def __init__(
@@ -41,33 +51,39 @@ class Executor:
         client: redis.Redis,
         leases: Leases,
         head_id: str,
-        send_progress: SendProgress,
+        send_event: SendEvent,
+        max_tries: int,
     ) -> None:
         self._engine = engine
         self._client = client
         self._leases = leases
         self._head_id = head_id
-        self._send_progress = send_progress
+        self._send_event = send_event
+        self._max_tries = max_tries
         self._records = Background("started-records")
+        self._outage = Outage(logger, "jobs wait for it, nothing is lost")
         self._stopping = threading.Event()
 
     def run(self, request: Any, task: GenerationTask) -> dict[str, Any]:
         """See `GenerateExecutor.run`."""
         task_id = task.task_id
-        state = self._insist(lambda: self._leases.admit(task_id), task_id)
-        if state is LeaseState.DONE:
+        admission = self._insist(lambda: self._leases.admit(task_id))
+        if admission.state is LeaseState.DONE:
             return {"tps": None, "finish": "already done"}
-        if state is LeaseState.TAKEN:
+        if admission.state is LeaseState.TAKEN:
             raise Reject("this front stops", requeue=True)
         handed_back = True
         try:
-            outcome = self._generate(task)
+            outcome = self._outcome(task, admission)
             redelivered = bool((request.request.delivery_info or {}).get("redelivered"))
-            self._insist(lambda: self._publish(outcome, task_id, redelivered), task_id)
+            self._insist(lambda: self._publish(outcome, redelivered))
             handed_back = False
         finally:
             if self._leases.leave(task_id) and handed_back:
                 self._leases.release(task_id)
+        if outcome.stopped is not None:
+            self._show_revoked(task_id, outcome.stopped)
+            raise Ignore
         return summary(outcome)
 
     def stop(self) -> None:
@@ -75,46 +91,95 @@ class Executor:
         self._stopping.set()
         self._leases.stop()
 
-    def _generate(self, task: GenerationTask) -> Outcome:
-        """Have the engine do it; raises Reject if the engine hands it back."""
-        generation = self._engine.submit(task)
+    def _outcome(self, task: GenerationTask, admission: Admission) -> Outcome:
+        if admission.stopped is not None:
+            return _without_text(task, self._head_id, stopped=admission.stopped)
+        if admission.tries > self._max_tries:
+            message = f"{self._max_tries} engines were lost while they worked on this job; it is not tried again"
+            logger.error("job %s: %s", task.job, message, extra={"job": task.job})
+            return _without_text(task, self._head_id, failure=FailureType.TOO_MANY_TRIES, message=message)
+        return self._generate(task, suspect=admission.tries >= SUSPECT_TRIES)
+
+    def _generate(self, task: GenerationTask, *, suspect: bool) -> Outcome:
+        """Have the engine do it; raises Reject if the engine hands it back or is lost."""
+        generation = self._engine.submit(task, suspect=suspect)
         reported = time.monotonic()
+        has_slot = False
         while True:
             match generation.next_event():
                 case Started():
+                    has_slot = True
                     self._record_started(task, time.time())
                 case Progress(task_id, num_tokens, tps):
                     if time.monotonic() - reported >= PROGRESS_S:
                         reported = time.monotonic()
-                        self._send_progress(task_id, f"tps={_rate(tps)} tokens={num_tokens}")
+                        text = f"tps={_rate(tps)} tokens={num_tokens}"
+                        self._send_event("task-progress", uuid=task_id, result=text)
                 case Finished(_, outcome):
                     return outcome
                 case HandedBack():
+                    self._leases.give_up_try(task.task_id)
                     raise Reject("handed back", requeue=True)
+                case EngineLost():
+                    if not has_slot:
+                        self._leases.give_up_try(task.task_id)
+                    raise Reject("engine lost", requeue=True)
 
     def _record_started(self, task: GenerationTask, at: float) -> None:
         self._records.do(lambda: results.publish_started(self._client, task, self._head_id, at))
 
-    def _publish(self, outcome: Outcome, task_id: str, redelivered: bool) -> None:
-        if redelivered and results.is_done(self._client, task_id):
+    def _publish(self, outcome: Outcome, redelivered: bool) -> None:
+        if redelivered and results.is_done(self._client, outcome.task_id):
             return  # the other delivery of this job was quicker
         results.publish_outcome(self._client, outcome)
 
-    def _insist(self, call: Callable[[], Any], task_id: str) -> Any:
-        """`call()`, again and again while the queue server does not answer; Reject once this front stops."""
+    def _show_revoked(self, task_id: str, reason: StopReason) -> None:
+        """`Ignore` sends no event of its own: the dashboard would show the job as started for ever."""
+        expired = reason is StopReason.EXPIRED
+        self._send_event("task-revoked", uuid=task_id, terminated=True, signum=None, expired=expired)
+
+    def _insist(self, call: Callable[[], T]) -> T:
+        """`call()`, again and again while the queue server fails us; Reject once this front stops."""
         while True:
             try:
-                return call()
+                value = call()
             except redis.RedisError as error:
-                logger.warning("queue server, job %s: %s; trying again", task_id, error)
+                self._outage.failed(error)
                 if self._stopping.wait(RETRY_S):
                     raise Reject("queue server away", requeue=True) from error
+            else:
+                self._outage.over()
+                return value
+
+
+def _without_text(
+    task: GenerationTask,
+    head_id: str,
+    *,
+    failure: FailureType | None = None,
+    message: str | None = None,
+    stopped: StopReason | None = None,
+) -> Outcome:
+    """The outcome of a job that no engine was given this time."""
+    return Outcome(
+        job=task.job,
+        attempt=task.attempt,
+        head=head_id,
+        text=None,
+        token_ids=(),
+        finish_reason=None,
+        prompt_tokens=0,
+        failure=failure,
+        failure_message=message,
+        metrics=None,
+        stopped=stopped,
+    )
 
 
 def summary(outcome: Outcome) -> dict[str, Any]:
     """What Flower shows of a finished job, its decode rate first."""
     tps = outcome.metrics.decode_tps if outcome.metrics else None
-    finish = outcome.finish_reason or outcome.failure
+    finish = outcome.finish_reason or outcome.failure or outcome.stopped
     return {
         "tps": None if tps is None else round(tps, 2),
         "tokens": len(outcome.token_ids),

@@ -17,6 +17,8 @@ class FrontSettings(BaseSettings):
     #: path of the engine's socket, and its key in hex
     address: str
     authkey: SecretStr
+    #: name of the engine process, never used again
+    instance: str
     #: served name: its queue is consumed
     model: str
     #: number of this front, and the jobs it takes at a time

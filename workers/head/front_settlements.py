@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import redis
-from kombu.transport import virtual
 
 from tasks import keys
+from tasks.connection import Outage
 from tasks.heads import restore_unacked
 
 logger = logging.getLogger(__name__)
@@ -22,6 +22,12 @@ logger = logging.getLogger(__name__)
 _MOST_AT_ONCE = 100
 #: seconds between two attempts at a queue server that does not answer
 _RETRY_S = 1.0
+
+# By the server's clock, like the time at which it was taken: any change shows that somebody holds the message.
+_REFRESH = """#!lua flags=allow-oom
+local now = redis.call('TIME')
+for _, tag in ipairs(ARGV) do redis.call('ZADD', KEYS[1], 'XX', now[1] + now[2] / 1e6, tag) end
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +41,9 @@ class Settlements:
     """Acknowledges and hands back from a thread of its own, many messages per round trip. Thread-safe.
 
     Kombu waits for one round trip per acknowledgement and for three per message handed back, in a transaction
-    that fails whenever another front touches the same hash. Same keys and same effect here. `wake` is called
-    when messages have been settled: the consumer may then fetch others.
+    that fails whenever another front touches the same hash. Same keys and same effect here, and no dependence on
+    the consumer's connection: what is in flight outlives that. `wake` is called when messages have been settled:
+    the consumer may then fetch others.
     """
 
     def __init__(self, client: redis.Redis, head_id: str | None, wake: Callable[[], None]) -> None:
@@ -45,8 +52,15 @@ class Settlements:
         self._wake = wake
         self._lock = threading.Lock()
         self._in_flight: set[str] = set()
+        self._outage = Outage(logger, "finished jobs are not acknowledged yet")
         self._wanted: queue.Queue[_Settlement] = queue.Queue()
         threading.Thread(target=self._work, name="settle", daemon=True).start()
+
+    @property
+    def num_in_flight(self) -> int:
+        """Messages fetched and not settled yet."""
+        with self._lock:
+            return len(self._in_flight)
 
     def take(self, message: Any) -> None:
         """The consumer fetched this message."""
@@ -62,7 +76,7 @@ class Settlements:
         with self._lock:
             tags = list(self._in_flight)
         if tags:
-            self._client.zadd(keys.unacked_index(self._head_id), dict.fromkeys(tags, time.time()), xx=True)
+            self._client.eval(_REFRESH, 1, keys.unacked_index(self._head_id), *tags)
 
     def drain(self, timeout_s: float) -> bool:
         """Wait until everything asked for is settled; False if it takes longer than `timeout_s`."""
@@ -89,10 +103,12 @@ class Settlements:
     def _insist(self, settlements: list[_Settlement]) -> None:
         while True:
             try:
-                return self._settle(settlements)
+                self._settle(settlements)
             except redis.RedisError as error:
-                logger.warning("%d messages not settled yet: %s", len(settlements), error)
+                self._outage.failed(error)
                 time.sleep(_RETRY_S)
+            else:
+                return self._outage.over()
 
     def _settle(self, settlements: list[_Settlement]) -> None:
         done = [it.message.delivery_tag for it in settlements if not it.requeue]
@@ -108,6 +124,3 @@ class Settlements:
     def _forget(self, settlements: list[_Settlement]) -> None:
         with self._lock:
             self._in_flight.difference_update(it.message.delivery_tag for it in settlements)
-        acknowledge: Any = virtual.QoS.ack  # kombu's own count of messages in flight, without its round trips
-        for it in settlements:
-            acknowledge(it.message.channel.qos, it.message.delivery_tag)

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+import uuid
 from dataclasses import dataclass, field
 
 from workers.head.front_settings import PREFIX
@@ -17,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 #: seconds before a dead front is started again: doubled up to the last, reset by a good run
 FIRST_BACKOFF_S = 0.5
-LAST_BACKOFF_S = 30.0
+LAST_BACKOFF_S = 4.0
 GOOD_RUN_S = 60.0
 #: seconds between two looks at the processes
 _WATCH_S = 0.2
@@ -59,6 +60,7 @@ class Fronts:
             "SHARDQ_ALLOW_INSECURE": str(settings.allow_insecure),
             f"{PREFIX}ADDRESS": address,
             f"{PREFIX}AUTHKEY": authkey.hex(),
+            f"{PREFIX}INSTANCE": uuid.uuid4().hex,
             f"{PREFIX}MODEL": model,
             f"{PREFIX}PARENT": str(os.getpid()),
             f"{PREFIX}GRACE_S": str(grace_s),

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import queue
 from collections.abc import Callable
 
-from tasks.generation import GenerationTask, Outcome
+from tasks.generation import FailureType, GenerationTask, Outcome
 from workers.head.jobs import Job, rejected
 from workers.head.prompts import PromptReader, PromptRejected
+
+log = logging.getLogger(__name__)
 
 
 class Intake:
@@ -23,13 +26,22 @@ class Intake:
         """Call `wake`, from any thread, whenever something has come."""
         self._wake = wake
 
-    def deliver(self, task: GenerationTask) -> None:
-        """Take a task. Thread-safe."""
-        try:
-            self._ready.put(self._prompts.read(task))
-        except PromptRejected as error:
-            self._ready.put(rejected(task, self._head_id, error.failure, str(error)))
+    def deliver(self, task: GenerationTask, suspect: bool = False) -> None:
+        """Take a task; a suspect one runs alone. Thread-safe."""
+        self._ready.put(self._read(task, suspect))
         self._wake()
+
+    def _read(self, task: GenerationTask, suspect: bool) -> Job | Outcome:
+        try:
+            job = self._prompts.read(task)
+        except PromptRejected as error:
+            return rejected(task, self._head_id, error.failure, str(error))
+        except Exception as error:  # templates and tokenizers may raise anything: that fails the one job
+            log.exception("prompt not read", extra={"job": task.job})
+            message = f"the prompt could not be read: {type(error).__name__}: {error}"
+            return rejected(task, self._head_id, FailureType.INTERNAL, message)
+        job.suspect = suspect
+        return job
 
     def take(self) -> Job | Outcome | None:
         """The next job, or the outcome of a task whose prompt was refused; None when nothing waits."""

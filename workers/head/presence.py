@@ -13,7 +13,7 @@ import redis
 
 from relay.profile import Profile
 from tasks import heads
-from tasks.connection import translated
+from tasks.connection import Outage, translated
 from tasks.errors import HeadIdTaken
 from tasks.heads import BEAT_S, PRESENCE_MS, HeadInfo
 
@@ -71,6 +71,7 @@ class Presence:
         self._beat_s = beat_s
         self._instance = uuid.uuid4().hex
         self._started_at = time.time()
+        self._beats = 0
         self._closing = threading.Event()
         with translated():
             self._claim(patience_s)
@@ -106,16 +107,14 @@ class Presence:
             raise
 
     def _keep(self) -> None:
-        known = True
+        outage = Outage(logger, "this head looks dead from there, its jobs will be given to others")
         while not self._closing.wait(self._beat_s):
             try:
                 heads.beat(self._client, self._info())
             except redis.RedisError as error:
-                if known:
-                    logger.warning("the queue server does not hear this head: %s", error)
-                known = False
+                outage.failed(error)
             else:
-                known = True
+                outage.over()
 
     def _withdraw(self) -> None:
         try:
@@ -125,6 +124,7 @@ class Presence:
 
     def _info(self) -> HeadInfo:
         identity, load = self._identity, self._load()
+        self._beats += 1
         return HeadInfo(
             head_id=identity.head_id,
             instance=self._instance,
@@ -136,4 +136,5 @@ class Presence:
             running=load.running,
             tokens_per_s=load.tokens_per_s,
             started_at=self._started_at,
+            beat=self._beats,
         )
