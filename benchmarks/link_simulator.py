@@ -37,6 +37,8 @@ from urllib.parse import urlsplit, urlunsplit
 _TURN = 1 << 14
 #: bytes under way per direction and connection before nothing more is read, as full buffers on a real link would do
 _MOST_UNDER_WAY = 16 << 20
+#: seconds after which a server notices that a half-open connection's other end is gone
+_LINGER_S = 30.0
 #: seconds a started simulator may take to listen
 _START_TIMEOUT_S = 10.0
 
@@ -168,7 +170,8 @@ class _Pipe:
         if not data:
             self._target.end()
             return
-        self._target.transport.write(data)
+        if not self._target.is_half_open:
+            self._target.transport.write(data)
         if self._num_bytes > _MOST_UNDER_WAY >= self._num_bytes - len(data):
             self._source.transport.resume_reading()
         self._num_bytes -= len(data)
@@ -188,6 +191,8 @@ class _End(asyncio.Protocol):
         self.gone: Callable[[bool], None] = lambda broken: None
         #: takes no more for now
         self.full = False
+        #: what it says is heard by nobody, and it hears nothing
+        self.is_half_open = False
         self._num_ends = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -199,13 +204,20 @@ class _End(asyncio.Protocol):
         self.received(data)
 
     def eof_received(self) -> bool:
+        if self.is_half_open:
+            return False  # it gave up: closed here, and the other end is not told
         self.received(b"")
         self._end_one_way()
         return True  # the other way stays open
 
+    def lose_peer(self) -> None:
+        """Be half-open from now on."""
+        self.is_half_open = True
+        self.received = lambda data: None
+
     def end(self) -> None:
         """Nothing more will be written here."""
-        if not self.transport.is_closing():
+        if not self.transport.is_closing() and not self.is_half_open:
             with contextlib.suppress(OSError):  # it broke just now: `connection_lost` is about to be called
                 self.transport.write_eof()
             self._end_one_way()
@@ -239,12 +251,13 @@ class LinkSimulator:
         #: while True, new connections are closed at once
         self.refusing = False
         # epoll and kqueue wake up to a millisecond late, four times in a round trip over two legs
-        # epoll and kqueue wake up to a millisecond late, four times in a round trip over two legs
         self._loop = asyncio.SelectorEventLoop(selectors.SelectSelector())
         self._up = _Wire(shape.up_bytes_per_s, self._loop)
         self._down = _Wire(shape.down_bytes_per_s, self._loop)
         self._stalls = _Stalls(shape)
         self._random = random.Random(0)
+        #: new connections are carried on from then on
+        self._swallows_until = 0.0
         self._stop = asyncio.Event()
         self._listening = threading.Event()
         self._problem: OSError | None = None
@@ -263,6 +276,19 @@ class LinkSimulator:
     def stall(self, length_s: float) -> None:
         """Let nothing arrive for `length_s` from now; nothing is lost."""
         self._loop.call_soon_threadsafe(lambda: self._stalls.stall(self._loop.time(), length_s))
+
+    def swallow(self, length_s: float) -> None:
+        """Leave every open connection half-open for good: bytes vanish both ways, and neither end is told.
+
+        New connections get through once `length_s` is over, as when a router forgot what it knew and then works
+        again.
+        """
+        self._loop.call_soon_threadsafe(self._swallow, length_s)
+
+    def _swallow(self, length_s: float) -> None:
+        self._swallows_until = self._loop.time() + length_s
+        for end in self._ends:
+            end.lose_peer()
 
     def reshape(self, shape: LinkShape) -> None:
         """Change what the link is like, for all that is sent from now on."""
@@ -326,7 +352,8 @@ class LinkSimulator:
 
     async def _connect(self, near: _End) -> None:
         """Carry a new connection on to the target."""
-        await asyncio.sleep(2 * self._shape.delay_s)  # the handshake's round trip
+        hole_s = self._swallows_until - self._loop.time()
+        await asyncio.sleep(max(2 * self._shape.delay_s, hole_s))  # the handshake's round trip
         try:
             _, far = await self._loop.create_connection(lambda: _End(lambda end: None), *self._target)
         except OSError:
@@ -342,11 +369,13 @@ class LinkSimulator:
         near.transport.resume_reading()
 
     def _watch(self, end: _End, other: _End) -> None:
-        """If `end` breaks, so does `other`."""
+        """If `end` breaks, so does `other`; much later, if the connection is half-open."""
 
         def gone(broken: bool) -> None:
             self._ends.discard(end)
-            if broken:
+            if end.is_half_open:
+                self._loop.call_later(_LINGER_S, other.transport.abort)
+            elif broken:
                 other.transport.abort()
 
         self._ends.add(end)

@@ -44,7 +44,7 @@ class System:
         self.name = name
         self._lines: list[str] = []
         self._num_reported = 0
-        self._processes = Processes(lambda name, line: self._lines.append(f"{name:>10} | {line}"))
+        self._processes = Processes(self.hear)
         self._cleanup = ExitStack()
         self.queue: EmbeddedRedis
         self.wire: EmbeddedRedis
@@ -74,6 +74,10 @@ class System:
             "OMP_NUM_THREADS": "1",
             "OMP_WAIT_POLICY": "PASSIVE",
         }
+
+    def hear(self, child: str, line: str) -> None:
+        """A process wrote a line; called from its reader's thread."""
+        self._lines.append(f"{child:>10} | {line}")
 
     def logs(self) -> str:
         """Everything that all processes wrote, in order."""
@@ -112,6 +116,10 @@ class System:
             if name not in self._processes:
                 start()
         self.wait_consuming()
+
+    def pid(self, child: str) -> int:
+        """The process id of a child that was started."""
+        return self._processes[child].process.pid
 
     def kill(self, child: str) -> None:
         """kill -9, and wait for the end."""

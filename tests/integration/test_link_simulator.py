@@ -145,6 +145,30 @@ def test_cut_breaks_open_connections_and_new_ones_work(redis_url: str) -> None:
             assert client.ping()
 
 
+def test_a_half_open_connection_stays_silent_for_good_and_a_new_one_works_after_the_hole(redis_url: str) -> None:
+    with LinkSimulator("127.0.0.1", urlsplit(redis_url).port or 0, LinkShape()) as link:
+        url = link.url_for(redis_url)
+        pool = redis.ConnectionPool.from_url(url, socket_timeout=0.2)
+        connection = pool.make_connection()
+        connection.connect()
+        link.swallow(0.5)
+        time.sleep(0.6)
+        connection.send_command("SET", "key", "value")
+        with pytest.raises(redis.TimeoutError):
+            connection.read_response(timeout=0.2, disconnect_on_error=False)
+        with redis.Redis.from_url(url) as client:
+            assert client.get("key") is None
+        connection.disconnect()
+
+
+def test_a_connection_made_while_bytes_vanish_is_answered_afterwards(redis_url: str) -> None:
+    with LinkSimulator("127.0.0.1", urlsplit(redis_url).port or 0, LinkShape()) as link:
+        link.swallow(0.5)
+        time.sleep(0.05)
+        with redis.Redis.from_url(link.url_for(redis_url)) as client:
+            assert 0.3 < took(client.ping) < 1.5
+
+
 def test_a_link_changes_its_shape_under_open_connections(redis_url: str) -> None:
     shape = LinkShape(up_bytes_per_s=1e6, down_bytes_per_s=2e6)
     with (

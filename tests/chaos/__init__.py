@@ -1,0 +1,1 @@
+"""A campaign of faults against a whole system of real processes: see docs/chaos.md."""
