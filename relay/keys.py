@@ -1,7 +1,7 @@
 """Every Redis key of the relay.
 
 A tail's id is `<name>-<8 hex digits>`, so one ACL pattern per tail *name* covers all of its processes without
-covering those of another name: see `acl_for_tail`.
+covering those of another name: see `relay.acl`.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
@@ -11,9 +13,19 @@ from relay.codec import MAX_FRAME_BYTES
 class RelaySettings(BaseSettings):
     """Each field is also the environment variable `SHARDQ_RELAY_<FIELD>`. Times are in seconds."""
 
-    model_config = SettingsConfigDict(env_prefix="SHARDQ_RELAY_", frozen=True, extra="ignore")
+    # The address may hold a password: it is kept out of reprs and error messages.
+    model_config = SettingsConfigDict(
+        env_prefix="SHARDQ_RELAY_",
+        frozen=True,
+        extra="ignore",
+        hide_input_in_errors=True,
+        env_ignore_empty=True,
+        populate_by_name=True,
+    )
 
-    url: str = "redis://127.0.0.1:6380/0"
+    url: str = Field(default="redis://127.0.0.1:6380/0", repr=False)
+    #: certificate of the authority that signs the servers' certificates, for `rediss://`; SHARDQ_TLS_CA
+    tls_ca: Path | None = Field(default=None, validation_alias="SHARDQ_TLS_CA")
     #: a tail or a head that was silent this long is taken for dead
     ttl_s: float = Field(default=10.0, gt=0)
     #: time between two refreshes of a presence or a lease

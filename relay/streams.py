@@ -9,10 +9,8 @@ The head creates an epoch's streams and keeps renewing their short life; nobody 
 epoch that was ended, superseded or lost with the server's memory is noticed by both sides as a missing
 stream.
 
-Rights: `keys.acl_for_tail(name)` and `keys.acl_for_head()` are complete lists. A tail reads the `…:up` and
-writes the `…:down` streams of its own ids and keeps its own presence key; it needs `XREAD`, `XADD`, `SET`,
-`PING` and the login commands, no `EXPIRE`, `DEL` or scripts. A head needs the relay's keys, `SCAN` and
-scripts. Use database 0: neither list holds `SELECT`.
+Rights: `relay.acl` holds the complete lists. A tail reads the `…:up` and writes the `…:down` streams of its own
+ids and keeps its own presence key; it has no `EXPIRE`, `DEL` or scripts.
 """
 
 from __future__ import annotations
@@ -30,14 +28,17 @@ from relay import keys
 from relay.codec import decode, encode
 from relay.connections import Connections
 from relay.errors import FrameInvalid, LinkLost
-from relay.guard import check_url
 from relay.inbox import Inbox, log
 from relay.messages import Downward, Error, Hello, Message, Prefill, Release, Round, Upward, Verdict, Welcome
-from relay.presence import RedisAnnouncement, RedisLease, living_tails, take_lease
+from relay.presence import MAX_EPOCH, RedisAnnouncement, RedisLease, living_tails, take_lease
 from relay.reader import FrameReader
 from relay.settings import RelaySettings
+from relay.tls import address_of
 from relay.transport import Announcement, HeadLink, Lease, Received, TailInfo, TailLink
 from relay.writer import FIRST_ENTRY_ID, FRAME_FIELD, FrameWriter
+
+#: most hellos read with one command; a head leaves one
+HELLOS_AT_ONCE = 16
 
 R = TypeVar("R", bound=Message)
 S = TypeVar("S", bound=Message)
@@ -128,11 +129,12 @@ class RedisRelay:
     """
 
     def __init__(self, url: str, *, allow_insecure: bool = False, settings: RelaySettings | None = None) -> None:
-        """Raises `RelayRefused` for an address that `guard.check_url` refuses. `settings.url` is not used."""
-        check_url(url, allow_insecure)
+        """Raises `RelayRefused` for an address that `tls.address_of` refuses. `settings.url` is not used."""
         self._settings = settings or RelaySettings()
+        address = address_of(url, self._settings.tls_ca, allow_insecure=allow_insecure)
         answer_timeout_s = self._settings.block_s + self._settings.patience_s / 2
-        self._connections = Connections(url, answer_timeout_s=answer_timeout_s)
+        beat_timeout_s = min(answer_timeout_s, max(0.5, self._settings.ttl_s / 4))
+        self._connections = Connections(address, answer_timeout_s=answer_timeout_s, beat_timeout_s=beat_timeout_s)
         #: tail → newest epoch whose hello was seen
         self._epochs_seen: dict[str, int] = {}
         self._open: weakref.WeakSet[_Closable] = weakref.WeakSet()
@@ -164,9 +166,11 @@ class RedisRelay:
             entries = self._read_hello(tail, after_epoch, block_ms if block_ms > 0 else None)
             for entry_id, data in entries:
                 after_epoch = int(entry_id.split(b"-")[0])
+                if after_epoch <= MAX_EPOCH:
+                    # dropped or not: the next lease must count above it, or its hello could not be written
+                    self._epochs_seen[tail] = max(after_epoch, self._epochs_seen.get(tail, 0))
                 hello = _decode_hello(tail, after_epoch, data)
                 if hello is not None:
-                    self._epochs_seen[tail] = max(hello.epoch, self._epochs_seen.get(tail, 0))
                     return hello
             if time.monotonic() >= deadline:
                 return None
@@ -233,7 +237,7 @@ class RedisRelay:
         """(entry id, frame) of the hellos above `after_epoch`."""
         streams = {keys.hello(tail): f"{after_epoch}-0"}
         with self._connections.translated():
-            reply = self._connections.client.xread(streams, block=block_ms)  # type: ignore[arg-type]
+            reply = self._connections.client.xread(streams, count=HELLOS_AT_ONCE, block=block_ms)  # type: ignore[arg-type]
         found = cast("list[tuple[bytes, list[tuple[bytes, dict[bytes, bytes]]]]]", reply or [])
         return [(entry_id, fields.get(FRAME_FIELD, b"")) for _, entries in found for entry_id, fields in entries]
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import ssl
 from typing import Any
-from urllib.parse import urlsplit
 
 from celery import Celery
 from kombu.entity import Exchange, Queue
 
+from relay.tls import Address
 from tasks import keys
-from tasks.connection import CONNECT_TIMEOUT_S, HEALTH_CHECK_S, SOCKET_TIMEOUT_S
+from tasks.connection import CONNECT_TIMEOUT_S, HEALTH_CHECK_S, SOCKET_TIMEOUT_S, check_settings
 from tasks.generate import GenerateExecutor, register
 from tasks.settings import TaskSettings
 
@@ -28,11 +27,17 @@ class ShardqCelery(Celery):  # type: ignore[misc]
 
 
 def make_app(settings: TaskSettings) -> ShardqCelery:
-    """The application for these settings. The queue server is not contacted yet."""
-    app = ShardqCelery("shardq", broker=settings.broker_url, backend=settings.broker_url, set_as_current=False)
-    app.conf.update(_configuration(settings))
-    register(app)
-    return app
+    """The application for these settings. The queue server is not contacted yet.
+
+    Raises QueueRefused for an unsafe address.
+    """
+    address = check_settings(settings)
+    # kombu has another name for a socket file
+    url = address.url.replace("unix://", "redis+socket://", 1)
+    application = ShardqCelery("shardq", broker=url, backend=url, set_as_current=False)
+    application.conf.update(_configuration(settings, address))
+    register(application)
+    return application
 
 
 def model_queue(model: str) -> Any:
@@ -64,7 +69,7 @@ def transport_options(head_id: str | None) -> dict[str, Any]:
     }
 
 
-def _configuration(settings: TaskSettings) -> dict[str, Any]:
+def _configuration(settings: TaskSettings, address: Address) -> dict[str, Any]:
     configuration: dict[str, Any] = {
         "accept_content": ["json"],
         "task_serializer": "json",
@@ -80,6 +85,8 @@ def _configuration(settings: TaskSettings) -> dict[str, Any]:
         # has no effect in the threads pool but to warn at every start
         "worker_cancel_long_running_tasks_on_connection_loss": False,
         "broker_connection_retry_on_startup": True,
+        # whose process it is decides how it logs (`tasks.logs`)
+        "worker_hijack_root_logger": False,
         "broker_transport_options": transport_options(settings.head_id),
         "result_backend_always_retry": True,
         "result_expires": 3600,
@@ -87,13 +94,18 @@ def _configuration(settings: TaskSettings) -> dict[str, Any]:
         "redis_socket_connect_timeout": CONNECT_TIMEOUT_S,
         "redis_backend_health_check_interval": HEALTH_CHECK_S,
     }
-    url = urlsplit(settings.broker_url)
-    if url.scheme == "rediss" and "ssl_cert_reqs" not in url.query:
-        configuration |= {
-            "broker_use_ssl": {"ssl_cert_reqs": ssl.CERT_REQUIRED},
-            "redis_backend_use_ssl": {"ssl_cert_reqs": ssl.CERT_REQUIRED},
-        }
+    if address.tls:
+        configuration |= {"broker_use_ssl": address.tls, "redis_backend_use_ssl": address.tls}
     return configuration
 
 
-app = make_app(TaskSettings())
+#: the application of this process' settings, made when it is first asked for: options may still set variables,
+#: and an address that is refused must not break an import
+app: ShardqCelery
+
+
+def __getattr__(name: str) -> ShardqCelery:
+    if name != "app":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()["app"] = application = make_app(TaskSettings())
+    return application

@@ -18,7 +18,8 @@ MAX_LANES = 64
 class WorkerSettings(BaseSettings):
     """What both halves need to know. Each field is also the environment variable `SHARDQ_<FIELD>`."""
 
-    model_config = SettingsConfigDict(env_prefix="SHARDQ_", frozen=True, extra="ignore")
+    # The addresses may hold passwords: they are kept out of reprs and error messages.
+    model_config = SettingsConfigDict(env_prefix="SHARDQ_", frozen=True, extra="ignore", hide_input_in_errors=True)
 
     #: Hugging Face directory, hub id or GGUF file of the target model
     model: str
@@ -27,7 +28,7 @@ class WorkerSettings(BaseSettings):
     dtype: Literal["float32", "float16", "bfloat16"] = "float32"
     device: str = "cpu"
     #: the server that carries the frames between head and tail
-    relay_url: str = "redis://127.0.0.1:6380/0"
+    relay_url: str = Field(default="redis://127.0.0.1:6380/0", repr=False)
     #: longest prompt + completion, in tokens; both halves must agree
     max_length: int = Field(default=1024, ge=16)
     #: allow a Redis without password at an address other than this machine's own
@@ -41,7 +42,7 @@ class HeadSettings(WorkerSettings):
     name: str | None = None
     #: stable over restarts: it owns this head's unacknowledged messages
     head_id: str = Field(default_factory=socket.gethostname)
-    broker_url: str = "redis://127.0.0.1:6379/0"
+    broker_url: str = Field(default="redis://127.0.0.1:6379/0", repr=False)
     #: jobs decoded at the same time
     slots: int = Field(default=16, ge=1)
     #: tokens drafted per row and round; 0 decodes plainly, "auto" asks measured acceptance and costs, row by row

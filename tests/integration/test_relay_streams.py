@@ -15,7 +15,7 @@ import pytest
 import redis
 
 from benchmarks.link_simulator import LinkShape, LinkSimulator
-from relay import keys
+from relay import acl, keys
 from relay.embedded import EmbeddedRedis
 from relay.errors import LinkLost, RelayRefused, RelayUnreachable
 from relay.messages import Round
@@ -271,8 +271,8 @@ def test_a_head_and_a_tail_work_with_no_more_than_their_rights(tmp_path: Path) -
     with running_redis(tmp_path, password="admin") as server:
         admin = redis.Redis.from_url(server.url)
         port = urlsplit(server.url).port
-        admin.execute_command("ACL", "SETUSER", "tail", "reset", "on", ">t", *keys.acl_for_tail("gpu-b"))
-        admin.execute_command("ACL", "SETUSER", "head", "reset", "on", ">h", *keys.acl_for_head())
+        admin.execute_command("ACL", "SETUSER", "tail", "reset", "on", ">t", *acl.for_tail("gpu-b"))
+        admin.execute_command("ACL", "SETUSER", "head", "reset", "on", ">h", *acl.for_head())
         admin.execute_command("ACL", "LOG", "RESET")
         head = RedisRelay(f"redis://head:h@127.0.0.1:{port}/0", settings=QUICK)
         tail = RedisRelay(f"redis://tail:t@127.0.0.1:{port}/0", settings=QUICK)
@@ -296,7 +296,7 @@ def test_a_head_and_a_tail_work_with_no_more_than_their_rights(tmp_path: Path) -
 def test_a_tails_rights_reach_no_other_tail(tmp_path: Path) -> None:
     with running_redis(tmp_path, password="admin") as server:
         with redis.Redis.from_url(server.url) as admin:
-            admin.execute_command("ACL", "SETUSER", "tail", "reset", "on", ">t", *keys.acl_for_tail("gpu-b"))
+            admin.execute_command("ACL", "SETUSER", "tail", "reset", "on", ">t", *acl.for_tail("gpu-b"))
         port = urlsplit(server.url).port
         tail = RedisRelay(f"redis://tail:t@127.0.0.1:{port}/0", settings=QUICK)
         with pytest.raises(RelayRefused, match="refuses a command"):

@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 import pydantic
 import pytest
 
-from relay import keys
+from relay import acl, keys
 from relay.errors import RelayRefused, RelayUrlInvalid
 from relay.guard import check_url, redact
 from relay.settings import RelaySettings
@@ -74,7 +74,7 @@ def test_a_tail_name_that_would_break_keys_or_patterns_is_refused(name: str) -> 
 
 
 def test_a_tails_rights_cover_its_own_keys_only() -> None:
-    rules = [rule for rule in keys.acl_for_tail("b") if "~" in rule]
+    rules = [rule for rule in acl.for_tail("b") if "~" in rule]
 
     def allowed(key: str) -> bool:
         return any(fnmatchcase(key, rule.partition("~")[2]) for rule in rules)

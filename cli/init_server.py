@@ -1,0 +1,186 @@
+"""`shardq init-server`: a hardened set of files for the public host."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import shutil
+import socket
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import click
+
+from cli import certificates
+from cli.certificates import Certificates
+from cli.errors import CliError
+from cli.output import note
+from cli.server_files import HeadName, ServerPlan, files, head_user, tail_user, write_files
+
+#: no character that a key's pattern would read as more than itself
+_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+_MODEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/@+-]{0,127}")
+_HOST = re.compile(r"(?=.{1,253}$)[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?(\.[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?)*")
+_MEMORY = re.compile(r"[1-9][0-9]*(kb|mb|gb)")
+#: names under which processes on the host itself find the servers
+_LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
+
+_existing = click.Path(exists=True, dir_okay=False, path_type=Path)
+
+
+@click.command("init-server")
+@click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
+@click.option("--host", "hosts", multiple=True, metavar="NAME", help="Name or address of the host; may be repeated.")
+@click.option("--head", "heads", multiple=True, metavar="ID[=MODEL]", help="A head, and what it serves. Default: head.")
+@click.option("--tail", "tails", multiple=True, metavar="NAME", help="A tail. Default: tail.")
+@click.option("--cert", type=_existing, help="The servers' certificate, with its chain; made if not given.")
+@click.option("--key", type=_existing, help="Its private key.")
+@click.option("--ca", type=_existing, help="Certificate of the authority that signed --cert, if it is a private one.")
+@click.option("--days", default=1825, show_default=True, type=click.IntRange(1, 3650), help="Life of a made one.")
+@click.option(
+    "--ca-path",
+    default="/etc/shardq/ca.crt",
+    show_default=True,
+    metavar="PATH",
+    help="Where heads and tails will keep ca.crt.",
+)
+@click.option("--queue-port", default=6379, show_default=True, type=click.IntRange(1, 65535), help="Of the queue.")
+@click.option("--wire-port", default=6380, show_default=True, type=click.IntRange(1, 65535), help="Of the wire.")
+@click.option("--queue-memory", default="256mb", show_default=True, metavar="SIZE", help="Most memory of the queue.")
+@click.option("--wire-memory", default="256mb", show_default=True, metavar="SIZE", help="Most memory of the wire.")
+def init_server_command(
+    directory: Path,
+    hosts: tuple[str, ...],
+    heads: tuple[str, ...],
+    tails: tuple[str, ...],
+    cert: Path | None,
+    key: Path | None,
+    ca: Path | None,
+    days: int,
+    ca_path: str,
+    queue_port: int,
+    wire_port: int,
+    queue_memory: str,
+    wire_memory: str,
+) -> None:
+    """Write what the public host needs to be safe.
+
+    DIR gets two Redis configurations, accounts with random passwords and the least rights for every role, a
+    certificate, and a file of variables for every process. Nothing is overwritten, no password is shown.
+
+    \b
+    shardq init-server /srv/shardq --host queue.example.org
+    shardq init-server /srv/shardq --host queue.example.org \\
+        --head gpu-a=Qwen2.5-7B-Instruct --tail gpu-b
+    """
+    hosts = tuple(_host(name) for name in hosts) or (socket.getfqdn(),)
+    directory = directory.expanduser().absolute()
+    made = cert is None
+    pair = _certificates(cert, key, ca, hosts, days)
+    plan = ServerPlan(
+        directory=directory,
+        host=hosts[0],
+        # the user's own certificate need not be one for `localhost`
+        local_host="localhost" if made else hosts[0],
+        queue_port=queue_port,
+        wire_port=_other_than(queue_port, wire_port),
+        queue_memory=_memory("--queue-memory", queue_memory),
+        wire_memory=_memory("--wire-memory", wire_memory),
+        heads=_heads(heads or ("head",)),
+        tails=_tails(tails or ("tail",)),
+        remote_ca=ca_path,
+        certificates=pair,
+    )
+    _write(plan)
+    note(f"wrote {directory}: servers for {plan.host}, ports {queue_port} (queue) and {wire_port} (wire)")
+    for line in _next_steps(plan):
+        click.echo(line)
+
+
+def _certificates(
+    cert: Path | None, key: Path | None, ca: Path | None, hosts: Sequence[str], days: int
+) -> Certificates:
+    if cert is not None and key is not None:
+        return certificates.given(cert, key, ca)
+    if cert is not None or key is not None or ca is not None:
+        raise click.UsageError("--cert and --key belong together, and --ca to both of them.")
+    return certificates.make(list(dict.fromkeys([*hosts, *_LOCAL_NAMES])), days)
+
+
+def _write(plan: ServerPlan) -> None:
+    """All of it or nothing. Raises CliError."""
+    directory = plan.directory
+    if directory.exists():
+        raise CliError(f"{directory} exists already: name a new directory, nothing is overwritten")
+    try:
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        # a directory of our own beside it, mode 0700, so that nobody sees half of it
+        beside = Path(tempfile.mkdtemp(prefix=f".{directory.name}-", dir=directory.parent))
+        try:
+            write_files(beside / "set", list(files(plan)))
+            (beside / "set").rename(directory)
+        finally:
+            shutil.rmtree(beside, ignore_errors=True)
+    except OSError as error:
+        raise CliError(f"cannot write {error.filename or directory}: {error.strerror}") from error
+
+
+def _next_steps(plan: ServerPlan) -> Iterator[str]:
+    place = plan.directory
+    yield f"on {plan.host}:"
+    yield f"  docker compose --env-file {place}/compose.env up -d"
+    yield f"  whoever submits there uses {place}/env/client.env"
+    yield "to the other machines, over SSH only, for the env files hold passwords:"
+    ca = " and ca/ca.crt" if plan.has_ca else ""
+    for head in plan.heads:
+        yield f"  head {head.head_id}: {place}/env/{head_user(head.head_id)}.env{ca}"
+    for name in plan.tails:
+        yield f"  tail {name}: {place}/env/{tail_user(name)}.env{ca}"
+    if plan.has_ca:
+        yield f"  ca.crt is expected at {plan.remote_ca} there (SHARDQ_TLS_CA in the env files)"
+
+
+def _heads(values: Sequence[str]) -> tuple[HeadName, ...]:
+    heads = []
+    for value in values:
+        head_id, equals, model = value.partition("=")
+        if not _ID.fullmatch(head_id) or (equals and not _MODEL.fullmatch(model)):
+            raise click.BadParameter(f"{value!r}: expected ID or ID=MODEL, letters, digits, '.', '_' or '-'.")
+        heads.append(HeadName(head_id, model if equals else None))
+    _all_different("--head", [head.head_id for head in heads])
+    return tuple(heads)
+
+
+def _tails(values: Sequence[str]) -> tuple[str, ...]:
+    for value in values:
+        if not _ID.fullmatch(value):
+            raise click.BadParameter(f"--tail {value!r}: use letters, digits, '.', '_' or '-'.")
+    _all_different("--tail", values)
+    return tuple(values)
+
+
+def _all_different(option: str, values: Sequence[str]) -> None:
+    if len(set(values)) < len(values):
+        raise click.UsageError(f"{option} names the same twice.")
+
+
+def _host(name: str) -> str:
+    try:
+        return str(ipaddress.ip_address(name))
+    except ValueError:
+        if not _HOST.fullmatch(name):
+            raise click.BadParameter(f"--host {name!r} is neither a host name nor an address.") from None
+        return name.lower()
+
+
+def _memory(option: str, value: str) -> str:
+    if not _MEMORY.fullmatch(value.lower()):
+        raise click.BadParameter(f"{option} {value!r}: expected a size as 256mb.")
+    return value.lower()
+
+
+def _other_than(queue_port: int, wire_port: int) -> int:
+    if queue_port == wire_port:
+        raise click.UsageError("--queue-port and --wire-port must differ.")
+    return wire_port

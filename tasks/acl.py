@@ -1,0 +1,130 @@
+"""Who may do what on the queue server: the least that each role needs, from the commands that are really sent.
+
+A tail has no account there at all. Rules are those of `ACL SETUSER` (`relay.acl`). Keys whose names begin with
+`_kombu.binding` tell kombu which queues an exchange feeds; channels are kombu's `/<database>.<exchange>`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from relay.acl import LOGIN, Grant
+from tasks import keys
+
+#: channel of Celery's control commands, and the pattern of its live events
+CONTROL = "/0.celery.pidbox"
+EVENTS = "/0.celeryev/*"
+
+#: exchanges of Celery itself; every consumer helps to sweep their overdue bindings
+_CELERY_EXCHANGES = ("celery.pidbox", "reply.celery.pidbox", "celeryev")
+_DEADLINES = "_kombu.binding_deadlines"
+#: any served name's lists
+_ANY_QUEUE = "shardq.*"
+_TRANSACTION = ("multi", "exec", "discard", "watch", "unwatch")
+#: kombu looks for what is overdue by the server's clock; redis-py stores scripts by their hash
+_SCRIPTS = ("time", "script|load")
+
+
+def for_head(head_id: str, model: str | None = None) -> list[str]:
+    """The head `head_id`, which serves `model` only; None: any name.
+
+    It takes from and puts back into its queue, holds what it took under its own keys, and only appends to the
+    results stream. It cannot read that stream, set or clear a stop, see other heads, or send a control
+    command.
+    """
+    queues = [_ANY_QUEUE] if model is None else [keys.queue(model), f"{keys.queue(model)}{keys.SEPARATOR}[1-9]"]
+    bindings = _bindings(_ANY_QUEUE if model is None else keys.queue(model))
+    taken = [keys.unacked(head_id), keys.unacked_index(head_id)]
+    mutex, presence = keys.unacked_mutex(head_id), keys.head(head_id)
+    attempts = [keys.job("*"), keys.tries("*")]
+    # of its fronts `<head>-<number>@<host>`
+    mailboxes = [f"{head_id}-*.celery.pidbox", f"{head_id}-*.celery.pidbox{keys.SEPARATOR}[1-9]"]
+    return _rules(
+        Grant(("brpop", "lpush", "rpush", "llen"), keys=queues),
+        Grant(("hset", "hget", "hgetall", "hmget", "hdel", "zadd", "zrem", "zrange", "watch"), keys=taken),
+        Grant(("set", "get", "del", "exists"), keys=[mutex, presence, keys.job("*")]),
+        Grant(("sadd", "srem", "scard", "expire", "pexpire"), keys=[keys.tries("*")]),
+        Grant(("sadd",), writes=[keys.HEADS]),
+        Grant(("hsetnx", "hgetall", "hget"), keys=[keys.MODELS]),
+        Grant(("hget", "hmget"), reads=[keys.STOPS]),
+        Grant(("xadd",), writes=[keys.RESULTS]),
+        Grant(("sadd", "smembers"), keys=bindings),
+        _sweeping(),
+        Grant(("del", "llen", "exists"), keys=mailboxes),
+        Grant(("lpush",), writes=["*.reply.celery.pidbox"]),
+        Grant(
+            ("eval", "evalsha"),
+            keys=[*queues, *taken, mutex, presence, keys.HEADS, keys.STOPS, *attempts, *_celery_bindings(), _DEADLINES],
+        ),
+        Grant(("psubscribe", "punsubscribe"), channels=[CONTROL]),
+        Grant(("publish",), channels=[EVENTS]),
+    )
+
+
+def for_bookkeeper() -> list[str]:
+    """The bookkeeper keeps every key of ours, and alone may send control commands to Celery's workers.
+
+    No administration: it can neither configure nor flush nor stop the server, nor look at its other clients.
+    """
+    return _rules(
+        Grant(("eval", "evalsha"), keys=["shardq:*", _ANY_QUEUE, *_celery_bindings(), _DEADLINES]),
+        Grant(("get", "set", "del", "unlink", "mget", "exists", "expire", "pexpire", "watch"), keys=["shardq:*"]),
+        Grant(("sadd", "srem", "smembers", "scard", "sismember"), keys=["shardq:*"]),
+        Grant(("hget", "hset", "hsetnx", "hdel", "hgetall", "hmget", "hlen", "hscan", "hkeys"), keys=["shardq:*"]),
+        Grant(("zadd", "zrem", "zrange", "zscore", "zcard"), keys=["shardq:*"]),
+        Grant(("xadd", "xlen", "xrange", "xreadgroup", "xgroup|create", "xack", "xdel", "xpending"), keys=["shardq:*"]),
+        Grant(("lpush", "rpush", "lrange", "lrem", "llen", "exists", "memory|usage"), keys=[_ANY_QUEUE]),
+        Grant(("sadd", "smembers", "srem"), keys=_bindings(_ANY_QUEUE)),
+        _sweeping(),
+        Grant(("brpop", "llen", "del"), keys=["*.reply.celery.pidbox", f"*.reply.celery.pidbox{keys.SEPARATOR}[1-9]"]),
+        Grant(("publish",), channels=[CONTROL]),
+        Grant(("info",)),
+    )
+
+
+def for_client() -> list[str]:
+    """Whoever submits: puts jobs into queues and looks at lengths, heads and served names.
+
+    It cannot take a job out, read a waiting prompt or a result, or reach anybody's keys.
+    """
+    return _rules(
+        Grant(("lpush",), writes=[_ANY_QUEUE]),
+        Grant(("llen", "memory|usage"), reads=[_ANY_QUEUE]),
+        Grant(("sadd", "smembers"), keys=_bindings(_ANY_QUEUE)),
+        Grant(
+            ("get", "mget", "exists", "smembers", "hget", "hgetall", "hkeys"),
+            reads=[keys.HEADS, keys.head("*"), keys.MODELS, keys.BOOKKEEPER],
+        ),
+        Grant(("xlen", "exists"), reads=[keys.RESULTS]),
+        Grant(("info",)),
+    )
+
+
+def for_flower() -> list[str]:
+    """The dashboard sees events and lengths. Its buttons do nothing: it may not send control commands."""
+    return _rules(
+        Grant(("llen",), reads=[_ANY_QUEUE]),
+        Grant(("llen", "del", "exists"), keys=["celeryev.*"]),
+        _sweeping(),
+        Grant(("eval", "evalsha"), keys=[*_celery_bindings(), _DEADLINES]),
+        Grant(("psubscribe", "punsubscribe"), channels=[EVENTS]),
+    )
+
+
+def _sweeping() -> Grant:
+    """Celery's own bindings: refreshed by their consumers, removed by anybody once they are overdue."""
+    commands = ("sadd", "srem", "smembers", "zadd", "zrem", "zrangebyscore", "exists", "del")
+    return Grant(commands, keys=[*_celery_bindings(), _DEADLINES])
+
+
+def _celery_bindings() -> list[str]:
+    return [key for exchange in _CELERY_EXCHANGES for key in _bindings(exchange)]
+
+
+def _bindings(exchange: str) -> list[str]:
+    return [f"_kombu.binding.{exchange}", f"_kombu.binding_permanent.{exchange}"]
+
+
+def _rules(*grants: Grant) -> list[str]:
+    everybody: Sequence[str] = [*LOGIN, *(f"+{command}" for command in (*_TRANSACTION, *_SCRIPTS))]
+    return [*everybody, *(grant.rule() for grant in grants)]

@@ -1,0 +1,198 @@
+"""Real processes under their own accounts, over TLS: least rights are enough, and no password shows anywhere."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from cli.processes import Processes, child_environment, shardq_argv
+from tests.models import tiny_model
+from tests.secured_servers import MODEL, SecuredServers, secured_servers
+
+PATIENCE_S = 120.0
+PROMPTS = "".join(f"{json.dumps({'prompt': f'Number {n}', 'max_tokens': 8, 'temperature': 0})}\n" for n in range(6))
+BOTH = ("--dtype", "float32", "--device", "cpu", "--max-length", "128")
+
+
+class Installation:
+    """The processes of one installation, each with the variables of its own account only."""
+
+    def __init__(self, servers: SecuredServers, directory: Path, model: Path) -> None:
+        self.servers = servers
+        self._directory = directory
+        self._model = str(model)
+        self._lines: list[str] = []
+        self._processes = Processes(lambda name, line: self._lines.append(f"{name} | {line}"))
+
+    def environment(self, user: str) -> dict[str, str]:
+        """An account's variables, and where this installation keeps its database."""
+        return {
+            **self.servers.variables(user),
+            "SHARDQ_DATA_DIR": str(self._directory),
+            "SHARDQ_DEBUG": "1",
+            "OMP_NUM_THREADS": "1",
+            "OMP_WAIT_POLICY": "PASSIVE",
+        }
+
+    def start(self, user: str, *arguments: str) -> None:
+        """Start `shardq …` as `user`."""
+        self._processes.start(user, shardq_argv(*arguments), self.environment(user))
+
+    def start_all(self) -> None:
+        """Bookkeeper, tail and head."""
+        self.start("bookkeeper", "bookkeeper", "--log-level", "debug")
+        self.start("tail-gpu-b", "tail", "--model", self._model, *BOTH, "--slots", "4", "--log-level", "debug")
+        head = ("--slots", "4", "--fronts", "2", "--drafter", "ngram", "--grace-s", "2", "--log-level", "debug")
+        self.start("head-gpu-a", "head", "--model", self._model, *BOTH, *head)
+
+    def run(self, user: str, *arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+        """A command to its end; what it wrote counts as log."""
+        result = subprocess.run(
+            shardq_argv(*arguments),
+            env=child_environment(self.environment(user)),
+            input=stdin,
+            capture_output=True,
+            text=True,
+            encoding="utf-8",
+            timeout=PATIENCE_S,
+            check=False,
+        )
+        self._lines += [f"{arguments[0]} | {line}" for line in (result.stdout + result.stderr).splitlines()]
+        return result
+
+    def stop(self, *users: str) -> None:
+        """SIGINT, and wait."""
+        self._processes.stop(users, grace_s=20.0)
+
+    def kill(self) -> None:
+        """End everything."""
+        self._processes.kill()
+
+    def logs(self) -> str:
+        """Everything that anybody wrote."""
+        return "\n".join(self._lines)
+
+    def wait_until(self, condition: Callable[[], bool], what: str) -> None:
+        """Look five times a second."""
+        deadline = time.monotonic() + PATIENCE_S
+        while not condition():
+            assert not self._processes.ended(), self.logs()
+            assert time.monotonic() < deadline, f"no {what}:\n{self.logs()}"
+            time.sleep(0.2)
+
+
+class CommandLines(threading.Thread):
+    """Collects the command lines of all processes below this one, until `stop`."""
+
+    def __init__(self) -> None:
+        super().__init__(name="command-lines", daemon=True)
+        self.seen: set[str] = set()
+        self._stopped = threading.Event()
+
+    def run(self) -> None:
+        while not self._stopped.wait(0.05):
+            for path in Path("/proc").glob("[0-9]*/cmdline"):
+                try:
+                    self.seen.add(path.read_bytes().replace(b"\0", b" ").decode(errors="replace"))
+                except OSError:
+                    continue
+
+    def stop(self) -> set[str]:
+        self._stopped.set()
+        self.join()
+        return self.seen
+
+
+@pytest.fixture(scope="module")
+def installation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
+    directory = tmp_path_factory.mktemp("secured")
+    model = tiny_model(directory / MODEL)
+    with secured_servers(directory / "servers") as servers:
+        running = Installation(servers, directory / "data", model)
+        try:
+            yield running
+        finally:
+            running.kill()
+
+
+@pytest.fixture(scope="module")
+def finished(installation: Installation) -> Iterator[tuple[Installation, subprocess.CompletedProcess[str], set[str]]]:
+    """A batch that went through the whole installation."""
+    lines = CommandLines()
+    lines.start()
+    installation.servers.denied()
+    installation.start_all()
+
+    def ready() -> bool:
+        with installation.servers.queue.admin() as admin:
+            presence = admin.get("shardq:head:gpu-a")
+        return presence is not None and bool(json.loads(str(presence))["consuming"])
+
+    installation.wait_until(ready, "head that takes jobs")
+    batch = installation.run("client", "submit", "-", "--wait", "--model", MODEL, stdin=PROMPTS)
+    installation.run("client", "status")
+    installation.run("bookkeeper", "doctor")
+    # long enough for every thread's beat, sweep, probe and renewal
+    time.sleep(3.0)
+    installation.stop("head-gpu-a", "tail-gpu-b", "bookkeeper")
+    yield installation, batch, lines.stop()
+
+
+Finished = tuple[Installation, "subprocess.CompletedProcess[str]", set[str]]
+
+
+def test_every_process_does_its_work_with_no_more_than_its_rights(finished: Finished) -> None:
+    installation, batch, _ = finished
+    assert batch.returncode == 0, installation.logs()
+    assert installation.servers.denied() == []
+    shown = installation.run("client", "results", batch.stdout.split()[0], "--format", "jsonl").stdout
+    assert len(shown.splitlines()) == 6
+
+
+def test_no_password_is_in_a_command_line(finished: Finished) -> None:
+    installation, _, lines = finished
+    assert any("cli.main head" in line for line in lines)
+    assert any("workers.head.front" in line for line in lines)
+    found = [line for line in lines for password in installation.servers.passwords() if password in line]
+    assert found == []
+
+
+def test_no_password_is_in_a_log_even_at_level_debug(finished: Finished) -> None:
+    installation, _, _ = finished
+    logs = installation.logs()
+    assert "epoch 1" in logs
+    assert [line for line in logs.splitlines() if any(p in line for p in installation.servers.passwords())] == []
+
+
+def test_no_password_is_in_an_error_or_a_traceback(installation: Installation) -> None:
+    wrong = {**installation.environment("client")}
+    url = wrong["SHARDQ_BROKER_URL"]
+    cases = {
+        "another port": {"SHARDQ_BROKER_URL": url.replace(f":{installation.servers.queue.port}/", ":1/")},
+        "another account": {"SHARDQ_BROKER_URL": url.replace("//client:", "//nobody:")},
+        "no such authority": {"SHARDQ_TLS_CA": "/nonexistent"},
+        "no authority": {"SHARDQ_TLS_CA": ""},
+        "no port": {"SHARDQ_BROKER_URL": url.replace("/0", "x/0")},
+        "no TLS": {"SHARDQ_BROKER_URL": url.replace("rediss", "redis")},
+        "half an address": {"SHARDQ_BROKER_URL": url.replace("@", "#@", 1)},
+    }
+    secret = url.split(":")[2].partition("@")[0]
+    for case, changed in cases.items():
+        for command in (["models"], ["submit", "-"], ["doctor"], ["bookkeeper"]):
+            result = subprocess.run(
+                ["timeout", "10", *shardq_argv(*command)],
+                env={**child_environment({**wrong, **changed}), "SHARDQ_PARENT_PID": str(os.getpid())},
+                input=PROMPTS,
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            assert result.returncode != 0, (case, command, result.stdout)
+            assert secret not in result.stdout + result.stderr, (case, command)

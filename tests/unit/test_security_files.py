@@ -1,0 +1,228 @@
+"""What `shardq init-server` writes and refuses, and the accounts it makes."""
+
+from __future__ import annotations
+
+import re
+import stat
+import subprocess
+from collections.abc import Iterator
+from fnmatch import fnmatchcase
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+from cryptography import x509
+
+from relay import acl as wire_acl
+from tasks import acl as queue_acl
+from tasks import keys
+from tests.cli_runner import Shardq, error_of
+from tests.secured_servers import init_server
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("host") / "server"
+    init_server(
+        directory, "--host", "Queue.example.org", "--host", "198.51.100.7", "--head", "gpu-a=tiny", "--head", "gpu-c"
+    )
+    return directory
+
+
+def variables(directory: Path) -> Iterator[tuple[str, dict[str, str]]]:
+    for path in sorted((directory / "env").iterdir()):
+        lines = [line for line in path.read_text().splitlines() if not line.startswith("#")]
+        yield path.stem, {name: value for name, _, value in (line.partition("=") for line in lines)}
+
+
+def test_there_is_a_file_of_variables_for_every_account(directory: Path) -> None:
+    assert [user for user, _ in variables(directory)] == [
+        *("bookkeeper", "client", "flower", "head-gpu-a", "head-gpu-c", "tail")
+    ]
+
+
+def test_only_their_owner_may_read_what_holds_a_secret(directory: Path) -> None:
+    assert stat.S_IMODE(directory.stat().st_mode) == 0o700
+    secret = [*directory.glob("env/*"), directory / "tls" / "server.key", *directory.glob("*/users.acl")]
+    assert len(secret) == 9
+    assert {stat.S_IMODE(path.stat().st_mode) for path in secret} == {0o600}
+
+
+def test_passwords_are_random_differ_and_stand_in_the_env_files_only(directory: Path) -> None:
+    urls = [value for _, values in variables(directory) for value in values.values() if "://" in value]
+    passwords = [urlsplit(url).password or "" for url in urls]
+    assert len(set(passwords)) == len(passwords) == 10
+    # 32 bytes in base64: 256 bits
+    assert all(re.fullmatch(r"[A-Za-z0-9_-]{43}", password) for password in passwords)
+    others = [path for path in directory.rglob("*") if path.is_file() and path.parent.name != "env"]
+    contents = "".join(path.read_text() for path in others)
+    assert not [password for password in passwords if password in contents]
+    assert contents.count(" on #") == 10
+
+
+def test_a_tail_has_no_account_on_the_queue_server(directory: Path) -> None:
+    assert "user tail" not in (directory / "queue" / "users.acl").read_text()
+    assert "user tail on " in (directory / "wire" / "users.acl").read_text()
+    assert "SHARDQ_BROKER_URL" not in dict(variables(directory))["tail"]
+    assert "SHARDQ_RELAY_URL" not in dict(variables(directory))["flower"]
+
+
+def test_nobody_gets_in_without_a_name(directory: Path) -> None:
+    for role in ("queue", "wire"):
+        first = (directory / role / "users.acl").read_text().splitlines()[0]
+        assert first == "user default off resetpass resetkeys resetchannels -@all"
+
+
+def test_a_head_is_told_its_id_and_the_name_it_may_serve(directory: Path) -> None:
+    found = dict(variables(directory))
+    assert (found["head-gpu-a"]["SHARDQ_HEAD_ID"], found["head-gpu-a"]["SHARDQ_NAME"]) == ("gpu-a", "tiny")
+    assert "SHARDQ_NAME" not in found["head-gpu-c"]
+    assert found["tail"]["SHARDQ_TAIL_NAME"] == "tail"
+
+
+def test_heads_and_tails_use_the_public_name_and_the_host_itself_localhost(directory: Path) -> None:
+    found = dict(variables(directory))
+    assert urlsplit(found["head-gpu-a"]["SHARDQ_BROKER_URL"]).hostname == "queue.example.org"
+    assert found["head-gpu-a"]["SHARDQ_TLS_CA"] == "/etc/shardq/ca.crt"
+    assert urlsplit(found["bookkeeper"]["SHARDQ_BROKER_URL"]).hostname == "localhost"
+    assert found["bookkeeper"]["SHARDQ_TLS_CA"] == str(directory / "ca" / "ca.crt")
+    assert all(value.startswith("rediss://") for values in found.values() for n, value in values.items() if "URL" in n)
+
+
+def configuration(directory: Path, role: str) -> dict[str, str]:
+    lines = (directory / role / "redis.conf").read_text().splitlines()
+    return dict(line.split(" ", 1) for line in lines if not line.startswith("#"))  # type: ignore[misc]
+
+
+def test_servers_speak_tls_only_and_never_drop_a_job(directory: Path) -> None:
+    queue, wire = configuration(directory, "queue"), configuration(directory, "wire")
+    for found, port in ((queue, "6379"), (wire, "6380")):
+        assert (found["port"], found["tls-port"]) == ("0", port)
+        assert found["protected-mode"] == "yes"
+        assert (found["maxmemory"], found["maxmemory-policy"]) == ("256mb", "noeviction")
+        assert found["save"] == '""'
+        assert "requirepass" not in found
+    assert (queue["appendonly"], queue["appendfsync"]) == ("yes", "everysec")
+    assert wire["appendonly"] == "no"
+
+
+def test_the_certificate_is_good_for_every_name_and_nothing_else(directory: Path) -> None:
+    certificate = x509.load_pem_x509_certificate((directory / "tls" / "server.crt").read_bytes())
+    names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert set(names.get_values_for_type(x509.DNSName)) == {"queue.example.org", "localhost"}
+    assert {str(ip) for ip in names.get_values_for_type(x509.IPAddress)} == {"198.51.100.7", "127.0.0.1", "::1"}
+    assert not certificate.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
+    verify = ["openssl", "verify", "-x509_strict", "-CAfile", str(directory / "ca" / "ca.crt")]
+    result = subprocess.run(
+        [*verify, str(directory / "tls" / "server.crt")], capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+def test_the_key_that_could_sign_more_certificates_is_kept_nowhere(directory: Path) -> None:
+    keys_found = [path for path in directory.rglob("*") if path.is_file() and b"PRIVATE KEY" in path.read_bytes()]
+    assert keys_found == [directory / "tls" / "server.key"]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Shardq:
+    return Shardq(tmp_path / "data", {})
+
+
+def test_nothing_is_overwritten(run: Shardq, directory: Path) -> None:
+    before = {path: path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+    assert "exists already" in error_of(run("init-server", str(directory)))
+    assert {path: path.read_bytes() for path in directory.rglob("*") if path.is_file()} == before
+
+
+def test_what_is_printed_says_what_to_copy_where_and_no_password(run: Shardq, tmp_path: Path) -> None:
+    result = run("init-server", str(tmp_path / "s"), "--host", "h.example.org", "--tail", "gpu-b")
+    assert result.exit_code == 0
+    assert f"head head: {tmp_path}/s/env/head.env and ca/ca.crt" in result.stdout
+    assert f"tail gpu-b: {tmp_path}/s/env/tail-gpu-b.env and ca/ca.crt" in result.stdout
+    passwords = [urlsplit(v).password for _, vs in variables(tmp_path / "s") for v in vs.values() if "://" in v]
+    assert not [password for password in passwords if str(password) in result.output]
+    assert not list(tmp_path.glob(".s-*"))
+
+
+def test_a_given_certificate_is_used_as_it_is(run: Shardq, directory: Path, tmp_path: Path) -> None:
+    pair = ["--cert", str(directory / "tls" / "server.crt"), "--key", str(directory / "tls" / "server.key")]
+    assert run("init-server", str(tmp_path / "public"), "--host", "queue.example.org", *pair).exit_code == 0
+    found = dict(variables(tmp_path / "public"))
+    assert all("SHARDQ_TLS_CA" not in values for values in found.values())
+    # no promise that somebody's certificate is good for localhost
+    assert urlsplit(found["bookkeeper"]["SHARDQ_BROKER_URL"]).hostname == "queue.example.org"
+    private = [*pair, "--ca", str(directory / "ca" / "ca.crt")]
+    assert run("init-server", str(tmp_path / "private"), "--host", "queue.example.org", *private).exit_code == 0
+    assert (tmp_path / "private" / "ca" / "ca.crt").read_bytes() == (directory / "ca" / "ca.crt").read_bytes()
+    assert (tmp_path / "private" / "tls" / "server.key").read_bytes() == (directory / "tls" / "server.key").read_bytes()
+
+
+def test_a_certificate_without_its_key_is_refused(run: Shardq, directory: Path, tmp_path: Path) -> None:
+    init_server(tmp_path / "other", "--host", "h")
+    cert, key = str(directory / "tls" / "server.crt"), str(tmp_path / "other" / "tls" / "server.key")
+    assert "no certificate and its key" in error_of(
+        run("init-server", str(tmp_path / "s"), "--cert", cert, "--key", key)
+    )
+    assert "belong together" in error_of(run("init-server", str(tmp_path / "s"), "--cert", cert))
+    assert not (tmp_path / "s").exists()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--head", "a*"],
+        ["--head", "a b"],
+        ["--head", "a=x y"],
+        ["--head", "a="],
+        ["--head", "a", "--head", "a=m"],
+        ["--tail", "a:b"],
+        ["--tail", "[a]"],
+        ["--host", "a_b/c"],
+        ["--host", "a\nSHARDQ_ALLOW_INSECURE=1"],
+        ["--queue-memory", "lots"],
+        ["--queue-memory", "1mb\nprotected-mode no"],
+        ["--queue-port", "6380"],
+    ],
+)
+def test_what_would_break_patterns_or_files_is_refused(run: Shardq, tmp_path: Path, options: list[str]) -> None:
+    assert error_of(run("init-server", str(tmp_path / "s"), *options))
+    assert not (tmp_path / "s").exists()
+
+
+def test_a_head_has_the_keys_of_its_own_id_and_queue_only() -> None:
+    rules = " ".join(queue_acl.for_head("gpu-a", "tiny"))
+    patterns = re.findall(r"(?:%\w+)?~([^\s)]+)", rules)
+
+    def allowed(key: str) -> bool:
+        return any(fnmatchcase(key, pattern) for pattern in patterns)
+
+    assert all(
+        map(allowed, [*keys.ready("tiny"), keys.unacked("gpu-a"), keys.unacked_index("gpu-a"), keys.head("gpu-a")])
+    )
+    for other in (*keys.ready("tiny2"), *keys.ready("other"), keys.unacked("gpu-b"), keys.unacked("gpu-a2")):
+        assert not allowed(other)
+    assert not allowed(keys.head("gpu-a2"))
+    assert not allowed(keys.BOOKKEEPER)
+    assert not allowed(keys.REJECTED)
+
+
+def test_no_account_may_do_what_administers_a_server() -> None:
+    everybody = [
+        *(queue_acl.for_head("a"), queue_acl.for_bookkeeper(), queue_acl.for_client(), queue_acl.for_flower()),
+        *(wire_acl.for_head(), wire_acl.for_tail("a"), wire_acl.for_onlooker()),
+    ]
+    words = " ".join(rule for rules in everybody for rule in rules)
+    granted = set(re.findall(r"\+(\S+)", words))
+    assert not granted & {"config", "flushall", "flushdb", "keys", "acl", "debug", "shutdown", "module", "monitor"}
+    assert not [name for name in granted if name.startswith("@")]
+    assert {name for name in granted if name.startswith("client|")} == {"client|setinfo", "client|setname", "client|id"}
+
+
+def test_only_the_bookkeeper_may_publish_control_commands() -> None:
+    def publishes(rules: list[str]) -> bool:
+        return any("+publish" in rule and f"&{queue_acl.CONTROL}" in rule for rule in rules)
+
+    assert publishes(queue_acl.for_bookkeeper())
+    for rules in (queue_acl.for_head("a"), queue_acl.for_client(), queue_acl.for_flower()):
+        assert not publishes(rules)
