@@ -7,12 +7,16 @@ STAMP = $(VENV)/.stamp
 PYTEST_ARGS ?=
 # e.g. make bench-wan BENCH_ARGS=--quick
 BENCH_ARGS ?=
+# e.g. make chaos CHAOS_ARGS="--seed 2 --heads 1"
+CHAOS_ARGS ?=
+# e.g. make soak SOAK_ARGS="--jobs 3000"
+SOAK_ARGS ?=
 # e.g. make fuzz FUZZ_ARGS="--inputs 50000 --seed 3"
 FUZZ_ARGS ?=
 
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: help demo test lint check parity bench bench-wan large fuzz clean
+.PHONY: help demo test lint check parity bench bench-wan large fuzz chaos soak clean
 
 help:
 	@echo "make demo    run 16 prompts through a small model cut in two"
@@ -24,6 +28,8 @@ help:
 	@echo "make bench-wan  what a long link costs: head and tail over simulated links"
 	@echo "make large   what a file of 100,000 lines costs, from submission to results"
 	@echo "make fuzz    1,000,000 damaged inputs for everything that reads foreign bytes"
+	@echo "make chaos   200 jobs under 100 faults: kills, cuts, losses, full disks (half an hour, Linux)"
+	@echo "make soak    5,000 short jobs: memory and pace of every process (Linux)"
 	@echo "make clean   remove .venv and caches"
 
 $(STAMP): pyproject.toml constraints.txt
@@ -64,6 +70,14 @@ large: $(STAMP)
 
 fuzz: $(STAMP)
 	$(BIN)/python -m tests.fuzz $(FUZZ_ARGS)
+
+chaos soak: export OMP_NUM_THREADS ?= 1
+
+chaos: $(STAMP)
+	$(BIN)/python -m tests.chaos --jobs 200 --faults 100 --seed 1 $(CHAOS_ARGS)
+
+soak: $(STAMP)
+	$(BIN)/python -m benchmarks.soak --jobs 5000 $(SOAK_ARGS)
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist

@@ -34,9 +34,7 @@ from tests.chaos.watch import Sample, Watch
 RTT_MS = 80.0
 #: shares of jobs run undisturbed beyond those needed: some texts hang on rounding
 SPARE = 0.1
-#: a fault is followed by the next once everything has worked for this long
-SETTLE_S = 2.0
-#: and a fault that is not recovered from by then is given up
+#: a fault that is not recovered from by then is given up
 GIVE_UP_S = 90.0
 #: seconds for all processes to start, for the undisturbed run, and for what is left after the last fault
 START_S, UNDISTURBED_S, DRAIN_S = 180.0, 900.0, 600.0
@@ -59,6 +57,10 @@ class Options:
     portion: int = 5
     min_tokens: int = 40
     max_tokens: int = 140
+    #: a fault is followed by the next once everything has worked for this long
+    settle_s: float = 2.0
+    #: seconds after a fault's end within which all must be well again
+    recovery_s: float = checks.RECOVERY_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +195,7 @@ class Runner:
         while time.time() - strike.ended < GIVE_UP_S:
             time.sleep(0.2)
             bad = last_bad(self._watch.samples, strike.ended)
-            if self._watch.samples[-1].at - max(bad, strike.ended) >= SETTLE_S:
+            if self._watch.samples[-1].at - max(bad, strike.ended) >= self._options.settle_s:
                 return max(bad - strike.ended, 0.0)
         sample = self._watch.samples[-1]
         self._unrecovered.append(
@@ -249,9 +251,11 @@ class Runner:
             "every text equal to the undisturbed run's": checks.same_texts(
                 {name: undisturbed[name] for name in ids}, {row.custom_id: row.text for row in rows}
             ),
-            "every job with somebody within the recovery time": checks.jobs_recovered(measured),
+            "every job with somebody within the recovery time": checks.jobs_recovered(
+                measured, self._options.recovery_s
+            ),
             "every process at work within the recovery time": [
-                *checks.processes_recovered(measured, boot_s),
+                *checks.processes_recovered(measured, boot_s, self._options.recovery_s),
                 *self._unrecovered,
             ],
             "no process ended by itself": checks.nobody_died_unasked(self._system.deaths),

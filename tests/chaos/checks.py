@@ -14,8 +14,8 @@ from tests.chaos.plan import Kind
 
 #: seconds after a fault's end within which every job is with somebody again, and every process works
 RECOVERY_S = 15.0
-#: and longer for a job whose message was lost: two scans of the reconciler
-LOST_RECOVERY_S = RECOVERY_S + 2 * SCAN_INTERVAL_S
+#: and as much longer for a job whose message was lost: two scans of the reconciler
+SCANS_S = 2 * SCAN_INTERVAL_S
 #: kinds after which a process starts anew, which takes its own time on top
 RESTARTS = {
     Kind.KILL_HEAD: "head",
@@ -71,26 +71,28 @@ def results_complete(expected: Iterable[str], results: Sequence[Result]) -> list
     return problems + [f"results: job {result.custom_id} failed" for result in results if not result.ok]
 
 
-def jobs_recovered(measured: Iterable[Measured]) -> list[str]:
+def jobs_recovered(measured: Iterable[Measured], recovery_s: float = RECOVERY_S) -> list[str]:
     """No job was with nobody for longer than the recovery time after a fault's end."""
     problems = []
     for it in measured:
         name = f"fault {it.strike.fault.number} ({it.strike.fault.kind}, {it.strike.hit})"
-        if it.wait_s > RECOVERY_S:
+        if it.wait_s > recovery_s:
             problems.append(f"{name}: a job was with nobody for {it.wait_s:.1f} s")
-        if it.lost_wait_s > LOST_RECOVERY_S:
+        if it.lost_wait_s > recovery_s + SCANS_S:
             problems.append(f"{name}: a lost job was with nobody for {it.lost_wait_s:.1f} s")
     return problems
 
 
-def processes_recovered(measured: Iterable[Measured], boot_s: Mapping[str, float]) -> list[str]:
+def processes_recovered(
+    measured: Iterable[Measured], boot_s: Mapping[str, float], recovery_s: float = RECOVERY_S
+) -> list[str]:
     """Everything worked again within the recovery time after a fault's end; a process that was ended may take
     its usual start, `boot_s` by role, on top.
     """
     problems = []
     for it in measured:
         fault = it.strike.fault
-        bound_s = RECOVERY_S + boot_s.get(RESTARTS.get(fault.kind, ""), 0.0)
+        bound_s = recovery_s + boot_s.get(RESTARTS.get(fault.kind, ""), 0.0)
         if it.whole_s > bound_s:
             problems.append(
                 f"fault {fault.number} ({fault.kind}, {it.strike.hit}): "

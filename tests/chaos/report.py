@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from statistics import median
 
 from tests.chaos.campaign import Campaign
-from tests.chaos.checks import LOST_RECOVERY_S, RECOVERY_S
+from tests.chaos.checks import SCANS_S
 from tests.chaos.measure import Measured
 from tests.chaos.plan import Kind
 
@@ -63,10 +63,11 @@ def _row(name: str, measured: Sequence[Measured]) -> str:
 
 def _counts(campaign: Campaign) -> list[str]:
     busy = sum(it.strike.num_open > 0 for it in campaign.measured)
-    late = sum(it.whole_s > RECOVERY_S for it in campaign.measured)
+    bound_s = campaign.options.recovery_s
+    late = sum(it.whole_s > bound_s for it in campaign.measured)
     calls = sum(it.num_calls for it in campaign.submitted)
     return [
-        f"{busy} faults struck while jobs were open; after {late} of them not all worked again within {RECOVERY_S:g} s",
+        f"{busy} faults struck while jobs were open; after {late} of them not all worked again within {bound_s:g} s",
         f"{len(campaign.submitted)} files took {calls} calls of `shardq submit`; "
         f"killed: {'; '.join(campaign.kills) or 'none'}",
         f"{len(campaign.deaths)} processes ended, {sum(not it.wanted for it in campaign.deaths)} of them unasked; "
@@ -77,8 +78,9 @@ def _counts(campaign: Campaign) -> list[str]:
 
 
 def _checks(campaign: Campaign) -> list[str]:
+    bound_s = campaign.options.recovery_s
     lines = [
-        f"bounds: {RECOVERY_S:g} s, for a lost message {LOST_RECOVERY_S:g} s; a restarted process' own start on top"
+        f"bounds: {bound_s:g} s, for a lost message {bound_s + SCANS_S:g} s; a restarted process' own start on top"
     ]
     for name, problems in campaign.problems.items():
         lines.append(f"{'FAILED' if problems else 'ok':<7} {name}")

@@ -104,8 +104,8 @@ def test_a_job_that_is_with_nobody_for_too_long_is_told() -> None:
 
 
 def test_a_lost_job_has_the_scans_time_on_top_and_no_more() -> None:
-    assert checks.jobs_recovered([measured(lost_wait_s=checks.LOST_RECOVERY_S)]) == []
-    assert len(checks.jobs_recovered([measured(lost_wait_s=checks.LOST_RECOVERY_S + 0.1)])) == 1
+    assert checks.jobs_recovered([measured(lost_wait_s=checks.RECOVERY_S + checks.SCANS_S)]) == []
+    assert len(checks.jobs_recovered([measured(lost_wait_s=checks.RECOVERY_S + checks.SCANS_S + 0.1)])) == 1
 
 
 def test_processes_that_work_again_too_late_are_told_and_a_restarted_one_has_its_start_on_top() -> None:
