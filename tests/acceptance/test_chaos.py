@@ -1,0 +1,41 @@
+"""A short campaign of faults; `make chaos` runs the long one, see docs/chaos.md."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from tests.chaos.campaign import Options, run
+from tests.chaos.plan import Kind
+from tests.chaos.report import report
+
+#: one of each sort, those first that are over soon
+KINDS = (
+    Kind.KILL_TAIL,
+    Kind.KILL_FRONT,
+    Kind.KILL_BOOKKEEPER,
+    Kind.KILL_SUBMIT,
+    Kind.FREEZE_TAIL,
+    Kind.RESET,
+    Kind.HALF_OPEN,
+    Kind.RESTART_QUEUE,
+    Kind.RESTART_WIRE,
+    Kind.DISK_FULL,
+    Kind.DUPLICATE,
+    Kind.LOSE_READY,
+)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc and uses prlimit")
+def test_twelve_faults_lose_no_job_double_none_and_change_no_text(tiny: Path) -> None:
+    # a machine of continuous integration may be slow: how soon is measured by the long campaign
+    options = Options(
+        jobs=20, faults=len(KINDS), num_heads=1, kinds=KINDS, settle_s=1.0, recovery_s=30.0, max_tokens=80
+    )
+    # not pytest's directory: the path of an engine's socket would be too long
+    with tempfile.TemporaryDirectory(prefix="chaos-") as directory:
+        campaign = run(Path(directory) / "system", tiny, options, lambda text: None)
+    assert campaign.passed, report(campaign)
