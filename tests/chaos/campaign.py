@@ -31,7 +31,7 @@ from tests.chaos.submissions import Submissions, Submitted, name_of
 from tests.chaos.watch import Sample, Watch
 
 #: round trip between head and tail, in milliseconds: jobs take seconds, as on a long link
-RTT_MS = 80.0
+RTT_MS = 120.0
 #: shares of jobs run undisturbed beyond those needed: some texts hang on rounding
 SPARE = 0.1
 #: a fault that is not recovered from by then is given up
@@ -55,8 +55,8 @@ class Options:
     kinds: Sequence[Kind] = tuple(Kind)
     #: jobs in one submitted file
     portion: int = 5
-    min_tokens: int = 40
-    max_tokens: int = 140
+    min_tokens: int = 24
+    max_tokens: int = 96
     #: a fault is followed by the next once everything has worked for this long
     settle_s: float = 2.0
     #: seconds after a fault's end within which all must be well again

@@ -9,7 +9,7 @@ from enum import StrEnum
 
 
 class Kind(StrEnum):
-    """What a fault does."""
+    """What a fault does; docs/chaos.md says it in words."""
 
     KILL_HEAD = "kill-head"
     KILL_FRONT = "kill-front"
@@ -35,33 +35,6 @@ class Kind(StrEnum):
     LOSE_READY = "lose-ready"
     LOSE_TAKEN = "lose-taken"
 
-
-#: what each kind does, for the report and docs/chaos.md
-MEANINGS: dict[Kind, str] = {
-    Kind.KILL_HEAD: "kill -9 of a head's engine; every second time of its fronts with it",
-    Kind.KILL_FRONT: "kill -9 of one front",
-    Kind.KILL_TAIL: "kill -9 of a tail that has a head",
-    Kind.KILL_BOOKKEEPER: "kill -9 of the bookkeeper",
-    Kind.KILL_SUBMIT: "kill -9 of `shardq submit` in the middle; it is run again with the same --name",
-    Kind.FREEZE_HEAD: "SIGSTOP of a head's engine and fronts, SIGCONT later",
-    Kind.FREEZE_TAIL: "SIGSTOP of a tail that has a head, SIGCONT later",
-    Kind.FREEZE_BOOKKEEPER: "SIGSTOP of the bookkeeper, SIGCONT later",
-    Kind.DRAIN_HEAD: "SIGTERM of a head: it drains, ends and is started again",
-    Kind.DRAIN_TAIL: "SIGTERM of a tail that has a head: it ends and is started again",
-    Kind.SWAP_TAIL: "the end of a tail that stays away until another one has taken over",
-    Kind.RESET: "every connection of one link is reset",
-    Kind.HALF_OPEN: "every connection of one link goes silent for good; new ones work a few seconds later",
-    Kind.STALL: "nothing arrives over one link for some seconds; nothing is lost",
-    Kind.UNREACHABLE: "one link is down: its connections are reset, new ones refused",
-    Kind.SLOW_LINK: "300 ms more and 32 kB/s on one link for some seconds",
-    Kind.RESTART_QUEUE: "the queue server is away for some seconds: ended in order, every second time by kill -9",
-    Kind.RESTART_WIRE: "the same with the wire server, which forgets everything",
-    Kind.DISK_FULL: "the bookkeeper can write no file (RLIMIT_FSIZE 0 through prlimit)",
-    Kind.DUPLICATE: "three copies of a message that a head works on are queued",
-    Kind.REDELIVER: "all messages that a living head has taken are queued again, as a blip does",
-    Kind.LOSE_READY: "a message vanishes from the ready list",
-    Kind.LOSE_TAKEN: "a head's unacknowledged messages vanish, and the head is killed",
-}
 
 #: shortest and longest duration in seconds, of kinds that have one
 LENGTHS_S: dict[Kind, tuple[float, float]] = {

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -51,6 +53,11 @@ def test_a_hundred_faults_are_of_every_kind_and_none_is_rare() -> None:
     assert set(kinds) == set(Kind)
     assert len(Kind) >= 10
     assert min(kinds.count(kind) for kind in Kind) >= 100 // len(Kind)
+
+
+def test_every_kind_stands_in_the_documentation() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "chaos.md").read_text(encoding="utf-8")
+    assert re.findall(r"^\| `([a-z-]+)` \|", text, re.MULTILINE) == list(Kind)
 
 
 def test_both_ways_of_a_kind_come_in_turns() -> None:
