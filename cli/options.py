@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -59,12 +58,9 @@ def log_option(function: F) -> F:
 
     def callback(ctx: click.Context, _: click.Parameter, value: str) -> None:
         if not ctx.resilient_parsing:
-            logging.basicConfig(
-                level=value.upper(),
-                format="%(asctime)s %(levelname)-7s %(message)s",
-                datefmt="%H:%M:%S",
-                force=True,
-            )
+            from tasks.logs import configure
+
+            configure(value, process=str(ctx.command.name))
 
     return click.option(
         "--log-level",

@@ -37,6 +37,8 @@ def child_environment(extra: Mapping[str, str]) -> dict[str, str]:
         **os.environ,
         "PYTHONPATH": path,
         "PYTHONUNBUFFERED": "1",
+        # whoever reads our child's lines shows them to people, unless told otherwise
+        "SHARDQ_LOG_FORMAT": os.environ.get("SHARDQ_LOG_FORMAT") or "human",
         PARENT_VARIABLE: str(os.getpid()),
         **extra,
     }

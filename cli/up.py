@@ -26,11 +26,14 @@ _STYLES = {"head": "cyan", "tail": "magenta", "bookkeeper": "green", "flower": "
 
 
 def prefixed_lines() -> LineSink:
-    """A sink that writes every line to stdout behind the name of its process."""
+    """A sink that writes every line to stdout behind the name of its process; a JSON record holds that already."""
     out, lock = console(), threading.Lock()
 
     def write(name: str, line: str) -> None:
         with lock:
+            if line.startswith("{"):
+                out.print(Text(line), soft_wrap=True)
+                return
             out.print(Text(f"{name:>10} │ ", style=_STYLES.get(name, "")) + Text(line), soft_wrap=True)
 
     return write

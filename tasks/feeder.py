@@ -72,6 +72,8 @@ class Feeder:
     def _publish(self, jobs: list[ClaimedJob]) -> None:
         try:
             self._publisher.publish(Publication.of(job) for job in jobs)
+            for job in jobs:
+                log.debug("job queued", extra={"job": job.id, "attempt": job.attempt})
         except QueueUnreachable:
             # Should some have been queued after all, their second message will find them live or done.
             unclaim(self._database, jobs)

@@ -121,7 +121,7 @@ class Reconciler:
         claimed = reclaim(self._database, jobs)
         self._publisher.publish(Publication.of(job) for job in claimed)
         for job in claimed:
-            log.warning("job %s (attempt %d) was lost and is queued again", job.id, job.attempt)
+            log.warning("job was lost and is queued again", extra={"job": job.id, "attempt": job.attempt})
         return len(claimed)
 
 

@@ -61,6 +61,8 @@ class Recorder:
 
     def _record_outcomes(self, rows: Sequence[OutcomeRow]) -> None:
         recorded = record_outcomes(self._database, rows)
+        for row in rows:
+            log.info("outcome recorded", extra={"job": row.job, "attempt": row.attempt, "state": str(row.state)})
         if recorded.duplicates or recorded.stale or recorded.unknown:
             log.info(
                 "not applied: %d duplicate, %d stale, %d unknown records",

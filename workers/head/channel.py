@@ -100,6 +100,7 @@ class EngineServer:
 
     def finish(self, task_id: str, outcome: Outcome) -> None:
         """The task ended. Later deliveries of it get this outcome as long as it is remembered."""
+        logger.info("generation ended: %s", _end(outcome), extra={"task": task_id})
         data = encode(Finished(task_id, outcome))
         for front in self._registry.finish(task_id, data):
             front.send(data)
@@ -182,9 +183,16 @@ class EngineServer:
         if joined.finished is not None:
             front.send(joined.finished)
         elif joined.new:
+            logger.debug("job delivered", extra={"task": task_id})
             self._deliver(message.task, message.suspect)
         elif joined.started:
             front.send(encode(Started(task_id)))
+
+
+def _end(outcome: Outcome) -> str:
+    """How it ended, for the log."""
+    reason = outcome.failure or outcome.stopped or outcome.finish_reason
+    return f"{reason} after {len(outcome.token_ids)} tokens"
 
 
 class _FrontLink:

@@ -72,6 +72,7 @@ class Executor:
             return {"tps": None, "finish": "already done"}
         if admission.state is LeaseState.TAKEN:
             raise Reject("this front stops", requeue=True)
+        logger.info("job taken", extra={"task": task_id})
         handed_back = True
         try:
             outcome = self._outcome(task, admission)

@@ -11,6 +11,7 @@ import time
 import uuid
 from dataclasses import dataclass, field
 
+from tasks.logs import level_name
 from workers.head.front_settings import PREFIX
 from workers.settings import HeadSettings
 
@@ -64,6 +65,7 @@ class Fronts:
             f"{PREFIX}MODEL": model,
             f"{PREFIX}PARENT": str(os.getpid()),
             f"{PREFIX}GRACE_S": str(grace_s),
+            f"{PREFIX}LOG_LEVEL": level_name(),
         }
         self._grace_s = grace_s
         shares = spread(concurrency_total, count)
