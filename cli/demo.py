@@ -15,8 +15,9 @@ import click
 
 from cli.database import exit_code, opened
 from cli.errors import CliError
+from cli.follow import follow
 from cli.input_file import check_input, open_input
-from cli.jobs import batch_json, figures_json, print_batch
+from cli.jobs import batch_json, print_batch
 from cli.options import json_option
 from cli.output import note, print_json
 from cli.packaged_model import NAME, find
@@ -24,7 +25,6 @@ from cli.results import result_json, write_table
 from cli.settings import CliSettings
 from cli.stack import Stack, StackOptions
 from cli.submission import Order, feed, served_models, write_batch
-from cli.submit import follow
 from cli.ticker import Ticker
 from storage.batches import get_batch
 from storage.database import Database
@@ -129,7 +129,7 @@ def run_prompts(stack: Stack, database: Database) -> BatchRow:
     order = Order(name=None, defaults=Defaults.of(model=head.model), skip_invalid=False)
     with open_input(str(PROMPTS)) as stream:
         check = check_input(stream, order.defaults, max_errors=1)
-        batch, _ = write_batch(database, stream, order, served_models(database))
+        batch = write_batch(database, stream, order, served_models(database), check.endpoint).batch
     note(f"submitted {check.num_jobs} prompts as {batch.id}")
     follow(database, feed(database, batch), stack.check)
     return get_batch(database, batch.id)
@@ -140,7 +140,7 @@ def _show(database: Database, batch: BatchRow, as_json: bool) -> None:
     jobs = iterate_results(database, batch.id)
     if as_json:
         results = [result_json(job) for job in jobs]
-        print_json({**batch_json(batch), "figures": figures_json(figures), "results": results})
+        print_json({**batch_json(batch, figures), "results": results})
         return
     write_table(jobs, sys.stdout)
     click.echo()

@@ -2,6 +2,7 @@
 
 CliError (1)
 ├── InputRefused (2)
+├── NotConfirmed (2)
 ├── NotFound (1)
 └── StackFailed (1)
 """
@@ -38,6 +39,12 @@ class CliError(click.ClickException):
 
 class InputRefused(CliError):
     """The input file has lines that cannot be jobs."""
+
+    exit_code = ExitCode.USAGE
+
+
+class NotConfirmed(CliError):
+    """Something that cannot be undone needs a yes, and nobody was there to give it."""
 
     exit_code = ExitCode.USAGE
 

@@ -10,12 +10,13 @@ import click
 
 from cli.database import exit_code, opened
 from cli.options import broker_option, database_option, insecure_option, json_option
-from cli.output import NOTHING, duration, figure, moment, note, percent, print_json, print_table, state, warn
+from cli.output import NOTHING, counted, duration, figure, moment, note, percent, print_json, print_table, state, warn
 from cli.reasons import System, look_around, why_nothing_moves
 from storage.batches import get_batch, list_batches
 from storage.figures import batch_figures
-from storage.records import BatchFigures, BatchRow
+from storage.records import DEFAULT_PRIORITY, BatchFigures, BatchRow
 from storage.states import TERMINAL_STATUSES, BatchStatus
+from tasks.durations import shortest
 
 #: batches that `status` without an argument shows
 RECENT = 10
@@ -31,8 +32,8 @@ RECENT = 10
 def status_command(ctx: click.Context, batch: str | None, as_json: bool) -> None:
     """How far a batch is, or how the whole system is.
 
-    BATCH is an id, the beginning of one, or a name. Exit status: 0 if every job succeeded, 3 if one did not,
-    4 while jobs are open.
+    BATCH is an id, the beginning of one, or a name. Exit status: 0 if every job succeeded, 3 if one failed, was
+    cancelled or expired, 4 while jobs are open.
 
     \b
     shardq status
@@ -45,7 +46,7 @@ def status_command(ctx: click.Context, batch: str | None, as_json: bool) -> None
         row = get_batch(database, batch)
         figures = batch_figures(database, row.id)
     if as_json:
-        print_json({**batch_json(row), "figures": figures_json(figures)})
+        print_json(batch_json(row, figures))
     else:
         print_batch(row, figures)
         if row.counts.num_open:
@@ -86,20 +87,21 @@ def list_command(limit: int, states: tuple[str, ...], as_json: bool) -> None:
 def print_batches(rows: list[BatchRow]) -> None:
     """Batches as a table."""
     print_table(
-        ["BATCH", "STATE", "JOBS", "DONE", "FAILED", "AGE", "NAME"],
+        ["BATCH", "STATE", "JOBS", "DONE", "FAILED", "STOPPED", "AGE", "NAME"],
         [
             (
                 row.id,
                 state(row.status),
                 row.counts.total,
                 percent(row.counts.num_ended, row.counts.total),
-                row.counts.num_ended - row.counts.completed,
+                row.counts.failed,
+                row.counts.cancelled + row.counts.expired,
                 duration(time.time() - row.created_at),
                 row.name or NOTHING,
             )
             for row in rows
         ],
-        numbers={"JOBS", "DONE", "FAILED", "AGE"},
+        numbers={"JOBS", "DONE", "FAILED", "STOPPED", "AGE"},
     )
 
 
@@ -109,10 +111,13 @@ def print_batch(row: BatchRow, figures: BatchFigures) -> None:
     jobs = ", ".join(f"{number} {name}" for name, number in asdict(counts).items() if number)
     lines = {
         "batch": row.id + (f" ({row.name})" if row.name else ""),
-        "state": row.status.value,
+        "state": f"{row.status}{_what_that_means(row)}",
         "jobs": f"{counts.total}: {jobs}" if jobs else "0",
         "skipped lines": str(row.num_invalid_lines) if row.num_invalid_lines else None,
+        "priority": str(row.priority) if row.priority != DEFAULT_PRIORITY else None,
+        "reused": f"{figures.reused} stored results of earlier jobs" if figures.reused else None,
         "created": moment(row.created_at),
+        "expires": _expiry(row),
         "wall time": duration(figures.wall_s),
         "tokens": f"{figures.prompt_tokens:,} prompt, {figures.completion_tokens:,} completion",
         "speed": f"{figure(figures.batch_tps)} tokens/s in all, {figure(figures.median_decode_tps)} per job (median)",
@@ -125,21 +130,89 @@ def print_batch(row: BatchRow, figures: BatchFigures) -> None:
             click.echo(f"{name:<14} {text}")
 
 
-def batch_json(row: BatchRow) -> dict[str, Any]:
-    """A batch in the shape of an OpenAI Batch object, with what is ours beside it."""
-    values = asdict(row)
-    counts = values.pop("counts")
-    not_done = row.counts.num_ended - row.counts.completed
+def _what_that_means(row: BatchRow) -> str:
+    """What the status alone does not say. `completed` only says that every job has ended."""
+    counts = row.counts
+    if row.status == BatchStatus.VALIDATING:
+        return ": its submission goes on or was cut off (submit it again, or `shardq delete` it)"
+    if row.status == BatchStatus.COMPLETED and not counts.completed:
+        return ": not one job succeeded"
+    if row.status == BatchStatus.COMPLETED and counts.completed < counts.total:
+        return f": {counts.total - counts.completed} of {counted(counts.total, 'job')} did not succeed"
+    if row.status == BatchStatus.CANCELLING:
+        return f": {counted(counts.num_open, 'job')} still stopping"
+    return ""
+
+
+def _expiry(row: BatchRow) -> str | None:
+    if row.expires_at is None:
+        return None
+    left = row.expires_at - time.time()
+    is_open = row.status not in TERMINAL_STATUSES
+    return moment(row.expires_at) + (f", in {duration(left)}" if is_open and left > 0 else "")
+
+
+#: a batch's moments, as OpenAI's Batch object names them
+_TIMESTAMPS = (
+    *("created_at", "in_progress_at", "expires_at", "finalizing_at", "completed_at", "failed_at", "expired_at"),
+    *("cancelling_at", "cancelled_at"),
+)
+
+
+def batch_json(row: BatchRow, figures: BatchFigures | None = None) -> dict[str, Any]:
+    """A batch as an OpenAI Batch object (times in whole Unix seconds), with what is ours beside it."""
+    counts = row.counts
     return {
+        "id": row.id,
         "object": "batch",
-        **values,
+        "endpoint": row.endpoint,
+        "model": row.parameters.get("model"),
+        "errors": None,
+        "input_file_id": f"file-{row.file_hash}",
+        "completion_window": shortest(row.expires_at - row.created_at) if row.expires_at else None,
+        "status": row.status,
+        **_files(row),
+        **{name: _whole(getattr(row, name)) for name in _TIMESTAMPS},
         "request_counts": {
-            "total": row.counts.total,
-            "completed": row.counts.completed,
-            "failed": not_done,
+            "total": counts.total,
+            "completed": counts.completed,
+            "failed": counts.num_ended - counts.completed,
         },
-        "job_counts": counts,
+        "usage": usage_json(figures) if figures else None,
+        "metadata": {"name": row.name} if row.name else None,
+        "name": row.name,
+        "file_hash": row.file_hash,
+        "parameters": row.parameters,
+        "priority": row.priority,
+        "num_invalid_lines": row.num_invalid_lines,
+        "job_counts": asdict(counts),
         "ended": row.status in TERMINAL_STATUSES,
+        **({"figures": figures_json(figures)} if figures else {}),
+    }
+
+
+def _files(row: BatchRow) -> dict[str, str | None]:
+    """Names of the files that `shardq results` writes, once there is something for them."""
+    counts, ended = row.counts, row.status in TERMINAL_STATUSES
+    has_errors = counts.num_ended > counts.completed
+    return {
+        "output_file_id": f"file-{row.id}-output" if ended and counts.completed else None,
+        "error_file_id": f"file-{row.id}-errors" if ended and has_errors else None,
+    }
+
+
+def _whole(timestamp: float | None) -> int | None:
+    return None if timestamp is None else int(timestamp)
+
+
+def usage_json(figures: BatchFigures) -> dict[str, Any]:
+    """Tokens of a batch in the shape of OpenAI's `usage`."""
+    return {
+        "input_tokens": figures.prompt_tokens,
+        "input_tokens_details": {"cached_tokens": figures.cached_tokens},
+        "output_tokens": figures.completion_tokens,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": figures.prompt_tokens + figures.completion_tokens,
     }
 
 

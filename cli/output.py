@@ -65,6 +65,7 @@ _STYLES = {
     "failed": "red",
     "expired": "red",
     "cancelled": "yellow",
+    "cancelling": "yellow",
     "in_progress": "cyan",
     "running": "cyan",
     "ok": "green",
@@ -74,7 +75,12 @@ _STYLES = {
 
 def state(name: str) -> Text:
     """A state in its colour."""
-    return Text(name, style=_STYLES.get(name, ""))
+    return Text(name, style=style_of(name))
+
+
+def style_of(name: str) -> str:
+    """The colour of a state."""
+    return _STYLES.get(name, "")
 
 
 def figure(value: float | None, digits: int = 1) -> str:
@@ -87,8 +93,13 @@ def percent(part: int, whole: int) -> str:
     return NOTHING if whole == 0 else f"{100 * part / whole:.0f}%"
 
 
+def counted(number: int, noun: str) -> str:
+    """`1 job`, `2 jobs`, `1,000 jobs`."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
 def duration(seconds: float | None) -> str:
-    """A duration as people say it: `8s`, `3m05s`, `2h10m`."""
+    """A duration as people say it: `8s`, `3m05s`, `2h10m`, `30d06h`."""
     if seconds is None:
         return NOTHING
     whole = round(seconds)
@@ -96,7 +107,9 @@ def duration(seconds: float | None) -> str:
         return f"{whole}s"
     if whole < 3600:
         return f"{whole // 60}m{whole % 60:02d}s"
-    return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
+    if whole < 2 * 86_400:
+        return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
+    return f"{whole // 86_400}d{whole % 86_400 // 3600:02d}h"
 
 
 def moment(timestamp: float | None) -> str:

@@ -23,7 +23,7 @@ from storage.database import Database
 from storage.jobs import iterate_results
 from storage.records import JobRow
 from storage.states import TERMINAL_STATES, JobState
-from tasks.openai_results import result_line
+from tasks.openai_results import error_of, result_line
 
 #: columns of the csv format: every stored figure of a job
 CSV_COLUMNS = [
@@ -31,6 +31,7 @@ CSV_COLUMNS = [
     *("prompt_tokens", "completion_tokens", "ttft_s", "decode_tps", "e2e_tps", "rounds", "tokens_per_round"),
     *("drafted", "accepted", "acceptance", "cached_tokens", "wire_bytes_up", "wire_bytes_down"),
     *("queue_s", "draft_s", "head_s", "link_s", "tail_s", "started_at", "finished_at", "head", "attempt"),
+    "reused_from",
 ]
 
 #: states whose lines go into the error file
@@ -60,7 +61,8 @@ def results_command(
     """Results of a batch, in input order.
 
     BATCH is an id, the beginning of one, or a name. jsonl writes the lines of the OpenAI Batch API: the jobs that
-    have ended, or with --errors only those that succeeded.
+    have ended, or with --errors only those that succeeded. Jobs that failed, were cancelled or expired have an error
+    with a code; what they had written by then is their shardq.partial_text.
 
     Exit status: 0 if every job succeeded, 3 if one did not, 4 while jobs are open.
 
@@ -145,7 +147,7 @@ def write_table(jobs: Iterable[JobRow], out: TextIO) -> None:
 def table_row(job: JobRow) -> tuple[Any, ...]:
     """A job in the columns of `write_table`."""
     is_done = job.state == JobState.COMPLETED
-    text = job.text if is_done else f"{job.error_type}: {job.error_message}"
+    text = job.text if is_done or job.text else ": ".join(error_of(job))
     return (
         job.custom_id,
         job.finish_reason if is_done else state(job.state),

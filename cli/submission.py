@@ -13,8 +13,9 @@ from cli.input_file import Check, ErrorSink, digest, requests
 from cli.output import warn
 from storage.batches import add_jobs, begin_submission, discard_batch, get_batch, publish_batch
 from storage.database import Database
-from storage.errors import StorageError
-from storage.records import BatchRow, NewBatch, NewJob, Submission
+from storage.errors import NameTaken, StorageError
+from storage.records import DEFAULT_PRIORITY, BatchRow, NewBatch, NewJob, Submission
+from storage.reuse import reuse_results
 from tasks.connection import connect, ping, translated
 from tasks.errors import QueueUnreachable
 from tasks.feeder import feed_once
@@ -36,6 +37,25 @@ class Order:
     defaults: Defaults
     #: leave invalid lines out instead of refusing the file
     skip_invalid: bool
+    #: 0 is served first, 9 last; None: the usual one
+    priority: int | None = None
+    #: from submission until unfinished jobs expire; None: never
+    expires_in_s: float | None = None
+    #: take stored results of the same jobs
+    reuse: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A batch that stands in the database, and how it came there."""
+
+    batch: BatchRow
+    #: submitted before under this name
+    existed: bool = False
+    #: in place of a submission that was cut off
+    resumed: bool = False
+    #: jobs that got a stored result
+    num_reused: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,21 +118,41 @@ def tell_unserved(stream: BinaryIO, order: Order, models: Models, tell: ErrorSin
             tell(LineError(item.line, "model", f"{name!r} is not served" if name else "expected the name of a model"))
 
 
-def write_batch(database: Database, stream: BinaryIO, order: Order, models: Models) -> tuple[BatchRow, bool]:
-    """Read the file a second time and write its jobs; the batch, and whether it was there before.
+def write_batch(
+    database: Database, stream: BinaryIO, order: Order, models: Models, endpoint: str | None = None
+) -> Written:
+    """Read the file a second time and write its jobs, or find the batch that was submitted before.
 
-    Nothing of it can be seen by anybody before all of it is written.
+    Nothing of it can be seen by anybody before all of it is written. Raises CliError if the name is taken.
     """
     file_hash = digest(stream)
-    new = NewBatch(file_hash=file_hash, name=order.name, parameters=order.defaults.to_json())
-    submission = begin_submission(database, new)
+    submission = _begin(database, order, file_hash, endpoint)
     if submission.published:
-        return submission.batch, True
+        return Written(submission.batch, existed=True)
     with _discarded_on_failure(database, submission):
         num_invalid = _write_jobs(database, submission, stream, order, models)
         if digest(stream) != file_hash:
             raise CliError("the file changed while it was read: submit it again")
-        return publish_batch(database, submission, num_invalid_lines=num_invalid), False
+        num_reused = reuse_results(database, submission) if order.reuse else 0
+        batch = publish_batch(database, submission, num_invalid_lines=num_invalid)
+        return Written(batch, resumed=submission.resumed, num_reused=num_reused)
+
+
+def _begin(database: Database, order: Order, file_hash: str, endpoint: str | None) -> Submission:
+    expires_at = None if order.expires_in_s is None else database.now() + order.expires_in_s
+    new = NewBatch(
+        file_hash,
+        order.name,
+        order.defaults.to_json(),
+        endpoint,
+        DEFAULT_PRIORITY if order.priority is None else order.priority,
+        expires_at,
+    )
+    try:
+        return begin_submission(database, new)
+    except NameTaken as error:
+        ways = f"give another --name, or see `shardq retry {order.name}` and `shardq delete {order.name}`"
+        raise CliError(f"{error}: {ways}") from error
 
 
 @contextmanager
@@ -128,13 +168,14 @@ def _discarded_on_failure(database: Database, submission: Submission) -> Iterato
 def _write_jobs(database: Database, submission: Submission, stream: BinaryIO, order: Order, models: Models) -> int:
     """Write the jobs in chunks; the number of lines left out."""
     num_invalid = 0
+    now = database.now()
 
     def jobs() -> Iterator[NewJob]:
         nonlocal num_invalid
         for item in requests(stream, order.defaults, "queueing"):
             model = None if isinstance(item, LineError) else models.of(item)
             if isinstance(item, ParsedJob) and model is not None:
-                yield item.new_job(model)
+                yield item.new_job(model, now)
             elif order.skip_invalid:
                 num_invalid += 1
             else:

@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import click
 
-from cli.database import exit_code, opened
+from cli.database import opened
+from cli.durations import DURATION
 from cli.errors import ExitCode, InputRefused
+from cli.follow import follow_to_end
 from cli.input_file import Check, ErrorSink, check_input, error_file, error_report, nowhere, open_input
-from cli.jobs import batch_json, figures_json, print_batch
+from cli.jobs import batch_json
 from cli.options import broker_option, database_option, insecure_option, json_option
-from cli.output import note, print_json, warn
+from cli.output import counted, moment, note, print_json, warn
 from cli.reasons import look_around, why_nothing_moves
-from cli.results import write_results
 from cli.submission import (
     Models,
     Order,
+    Written,
     feed,
     served_models,
     shortened,
@@ -28,19 +29,10 @@ from cli.submission import (
     unserved_lines,
     write_batch,
 )
-from cli.watch import make_display, watch
-from storage.batches import get_batch
-from storage.database import Database
-from storage.figures import batch_figures
-from storage.records import BatchRow, Counts
-from tasks.connection import connect, translated
-from tasks.errors import ParameterInvalid, TaskError
-from tasks.heads import live_heads
+from storage.records import BatchRow
+from storage.states import TERMINAL_STATUSES
+from tasks.errors import ParameterInvalid
 from tasks.openai_batch import Defaults
-from tasks.settings import TaskSettings
-
-#: seconds without progress after which the reasons are looked for, and between two looks
-STALL_S = 20.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +62,16 @@ class Afterwards:
     show_default=True,
     help="Refuse a file with invalid lines, or leave them out.",
 )
+@click.option("--priority", type=click.IntRange(0, 9), metavar="0-9", help="0 is served first, 9 last. Default: 5.")
+@click.option(
+    "--expires-in",
+    "--completion-window",
+    "expires_in_s",
+    type=DURATION,
+    metavar="DURATION",
+    help="Jobs that have not ended by then expire: 90s, 10m, 24h, 7d. Default: never.",
+)
+@click.option("--reuse", is_flag=True, help="Take stored results for jobs that were done before.")
 @click.option("--check", "check_only", is_flag=True, help="Only check the file; needs no Redis.")
 @click.option("--max-errors", type=click.IntRange(1), default=20, show_default=True, help="Invalid lines to list.")
 @click.option(
@@ -99,6 +101,9 @@ def submit_command(
     wait: bool,
     output: Path | None,
     on_invalid: str,
+    priority: int | None,
+    expires_in_s: float | None,
+    reuse: bool,
     check_only: bool,
     max_errors: int,
     errors: Path | None,
@@ -111,16 +116,22 @@ def submit_command(
     FILE holds one JSON object a line (`-` reads stdin): the lines of the OpenAI Batch API, or {"prompt": …} or
     {"messages": […]} with parameters beside it. The whole file is checked before anything is queued.
 
+    A submission that was cut off leaves nothing that runs: the same command with the same --name does it again.
+    With --reuse, a job that is the same as a completed one (model, prompt, parameters, and seed unless it is
+    greedy) gets that one's result, marked as such.
+
     Prints the batch's id. Exit status: 2 for an invalid file; with --wait 0 only if every job succeeded.
 
     \b
     shardq submit prompts.jsonl --wait --output results.jsonl
     shardq submit prompts.jsonl --name nightly --max-tokens 256
+    shardq submit urgent.jsonl --priority 0 --expires-in 2h
     ssh HOST shardq submit - < prompts.jsonl
     """
     if output is not None and not wait:
         raise click.UsageError("--output needs --wait: later, `shardq results BATCH --output FILE` writes it", ctx)
-    order = Order(name, _defaults(model, stop, parameters), skip_invalid=on_invalid == "skip")
+    defaults = _defaults(model, stop, parameters)
+    order = Order(name, defaults, on_invalid == "skip", priority=priority, expires_in_s=expires_in_s, reuse=reuse)
     with open_input(file) as stream, error_file(errors) as tell:
         check = check_input(stream, order.defaults, max_errors, tell)
         _refuse_invalid(check, order, errors)
@@ -164,14 +175,34 @@ def _submit(stream: BinaryIO, check: Check, order: Order, afterwards: Afterwards
     with opened() as database:
         models = served_models(database)
         _refuse_unserved(stream, check, order, models, tell)
-        batch, existed = write_batch(database, stream, order, models)
-        if existed:
-            note(f"submitted before as {batch.id}: {batch.counts.num_ended} of its jobs have ended")
-        batch = feed(database, batch)
+        written = write_batch(database, stream, order, models, check.endpoint)
+        for remark in _remarks(written, order):
+            note(remark)
+        batch = feed(database, written.batch)
         if not afterwards.wait:
             _print_queued(batch, afterwards.as_json)
             return ExitCode.OK
-        return _wait(database, batch, afterwards)
+        if not afterwards.as_json:
+            click.echo(batch.id)
+        return follow_to_end(database, batch, output=afterwards.output, as_json=afterwards.as_json)
+
+
+def _remarks(written: Written, order: Order) -> Iterator[str]:
+    """What may surprise somebody about the batch."""
+    batch, counts = written.batch, written.batch.counts
+    if written.resumed:
+        yield f"an earlier submission of {batch.name!r} was cut off; this one has taken its place"
+    if written.num_reused:
+        yield f"{written.num_reused:,} of {counted(counts.total, 'job')} had a stored result"
+    if not written.existed:
+        return
+    yield f"submitted before as {batch.id}: {counts.num_ended} of its {counted(counts.total, 'job')} have ended"
+    if order.priority not in (None, batch.priority):
+        yield f"its priority stays {batch.priority}"
+    if order.expires_in_s is not None and batch.status not in TERMINAL_STATUSES:
+        yield f"it expires as it would have: {moment(batch.expires_at) if batch.expires_at else 'never'}"
+    if batch.status in TERMINAL_STATUSES and counts.completed < counts.total:
+        yield f"`shardq retry {batch.id}` runs what failed or expired again"
 
 
 def _print_queued(batch: BatchRow, as_json: bool) -> None:
@@ -179,71 +210,9 @@ def _print_queued(batch: BatchRow, as_json: bool) -> None:
         print_json(batch_json(batch))
         return
     click.echo(batch.id)
-    note(f"{batch.counts.total} jobs; `shardq status {batch.id}` says how far they are")
+    if batch.status in TERMINAL_STATUSES:
+        note(f"{counted(batch.counts.total, 'job')}, all ended; `shardq results {batch.id}` shows what came out")
+        return
+    note(f"{counted(batch.counts.total, 'job')}; `shardq status {batch.id}` says how far they are")
     for reason in why_nothing_moves(look_around(), batch.counts):
         warn(reason)
-
-
-def _wait(database: Database, batch: BatchRow, afterwards: Afterwards) -> ExitCode:
-    if not afterwards.as_json:
-        click.echo(batch.id)
-    try:
-        follow(database, batch)
-    except KeyboardInterrupt:
-        note(f"the batch goes on without you: `shardq status {batch.id}`")
-        return ExitCode.INTERRUPTED
-    batch = get_batch(database, batch.id)
-    if afterwards.output is not None:
-        write_results(database, batch.id, afterwards.output)
-    figures = batch_figures(database, batch.id)
-    if afterwards.as_json:
-        print_json({**batch_json(batch), "figures": figures_json(figures)})
-    else:
-        print_batch(batch, figures)
-    return exit_code(batch.counts)
-
-
-class StallWatch:
-    """Says why nothing moves, once nothing has moved for a while."""
-
-    def __init__(self, say: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
-        self._say = say
-        self._clock = clock
-        self._since = clock()
-        self._counts: Counts | None = None
-
-    def __call__(self, counts: Counts) -> None:
-        """Look at the newest counts."""
-        now = self._clock()
-        if counts != self._counts or counts.running:
-            self._since, self._counts = now, counts
-        elif now - self._since > STALL_S:
-            self._since = now
-            for reason in why_nothing_moves(look_around(), counts):
-                self._say(reason)
-
-
-def follow(database: Database, batch: BatchRow, on_poll: Callable[[], None] = lambda: None) -> None:
-    """Show progress until the batch has ended, and say why if nothing moves."""
-    display = make_display()
-    client = connect(TaskSettings())
-
-    def live_tps() -> float | None:
-        try:
-            with translated():
-                return sum(head.tokens_per_s for head in live_heads(client))
-        except TaskError:
-            return None  # shown as what the database saw; a lost server is told by the stall watch
-
-    stall = StallWatch(display.say)
-
-    def look(counts: Counts) -> None:
-        on_poll()
-        stall(counts)
-
-    try:
-        started = batch.in_progress_at or time.time()
-        watch(database, batch.id, started, display, live_tps=live_tps, on_poll=look)
-    finally:
-        display.close()
-        client.close()

@@ -15,11 +15,11 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from cli.output import console, duration, figure
+from cli.output import console, duration, figure, style_of
 from storage.database import Database
 from storage.jobs import progress
 from storage.records import Counts, Progress
-from storage.states import TERMINAL_STATUSES
+from storage.states import TERMINAL_STATUSES, BatchStatus
 
 #: seconds between two looks at the database
 POLL_S = 0.5
@@ -43,16 +43,28 @@ class Snapshot:
     tps_overall: float | None
     #: until the last job ends, at the rate so far
     eta_s: float | None
+    #: the batch is being cancelled
+    stopping: bool = False
 
     def line(self) -> str:
         """As one line of text."""
         counts = self.counts
-        failed = counts.num_ended - counts.completed
         return (
-            f"{counts.num_ended}/{counts.total} done, {failed} failed, {counts.running} running, "
+            f"{counts.num_ended}/{counts.total} done, {self._ends()}, {counts.running} "
+            f"{'stopping' if self.stopping else 'running'}, "
             f"{figure(self.tps_now)} tok/s now, {figure(self.tps_overall)} overall, "
             f"ETA {duration(self.eta_s)}"
         )
+
+    def _ends(self) -> str:
+        return ", ".join(f"{number} {name}" for name, number in self.not_done.items())
+
+    @property
+    def not_done(self) -> dict[str, int]:
+        """Jobs that ended without success, by state; failed ones also if there are none."""
+        counts = self.counts
+        stopped = {"cancelled": counts.cancelled, "expired": counts.expired}
+        return {"failed": counts.failed, **{name: number for name, number in stopped.items() if number}}
 
 
 class Pace:
@@ -81,6 +93,7 @@ class Pace:
             tps_now=self._rate_now() if live_tps is None else live_tps,
             tps_overall=tokens / elapsed_s if elapsed_s > 0 and tokens else None,
             eta_s=self._eta_s(now, counts),
+            stopping=report.status == BatchStatus.CANCELLING,
         )
 
     def _rate_now(self) -> float | None:
@@ -150,11 +163,12 @@ class PlainDisplay:
 
 def _bar(snapshot: Snapshot) -> Table:
     counts = snapshot.counts
-    failed = counts.num_ended - counts.completed
     grid = Table.grid(padding=(0, 1))
     text = Text(f"{counts.num_ended}/{counts.total}")
-    text.append(f"  {failed} failed", style="red" if failed else "dim")
-    text.append(f"  {counts.running} running", style="cyan" if counts.running else "dim")
+    for name, number in snapshot.not_done.items():
+        text.append(f"  {number} {name}", style=style_of(name) if number else "dim")
+    going = "stopping" if snapshot.stopping else "running"
+    text.append(f"  {counts.running} {going}", style="cyan" if counts.running else "dim")
     text.append(f"  {figure(snapshot.tps_now)} tok/s now, {figure(snapshot.tps_overall)} overall")
     text.append(f"  ETA {duration(snapshot.eta_s)}", style="dim")
     grid.add_row(ProgressBar(total=max(counts.total, 1), completed=counts.num_ended, width=14), text)

@@ -3,6 +3,7 @@
 OpenAI form: `{"custom_id": …, "method": "POST", "url": "/v1/chat/completions", "body": {…}}`, or with
 `/v1/completions`.
 Short form: `{"prompt": …}` or `{"messages": […]}` with parameters and `custom_id` (or `id`) beside it.
+Both: `expires_in` beside `custom_id`, the time from submission until the job expires (`"10m"`, or seconds).
 `tasks.openai_results` writes what comes out.
 """
 
@@ -17,6 +18,7 @@ from hashlib import blake2b
 from typing import Any, BinaryIO, NoReturn, Self
 
 from storage.records import NewJob
+from tasks.durations import DurationInvalid, seconds
 from tasks.errors import ParameterInvalid
 from tasks.generation import GenerationRequest
 from tasks.openai_parameters import (
@@ -103,12 +105,15 @@ class ParsedJob:
     model: str | None
     url: str
     request: GenerationRequest
+    #: from submission until the job expires; None: when its batch does
+    expires_in_s: float | None = None
 
-    def new_job(self, model: str) -> NewJob:
-        """This line as a row of the database, for the served model `model`."""
+    def new_job(self, model: str, now: float) -> NewJob:
+        """This line as a row of the database, for the served model `model`, submitted at `now` (Unix time)."""
         # As `to_json`, whose deep copy would take as long as all the checks of the line.
         fields = {name: getattr(self.request, name) for name in GenerationRequest.__slots__}
-        return NewJob(self.line, self.custom_id, model, self.url, _ENCODER.encode(fields))
+        expires_at = None if self.expires_in_s is None else now + self.expires_in_s
+        return NewJob(self.line, self.custom_id, model, self.url, _ENCODER.encode(fields), expires_at=expires_at)
 
 
 def draw_seed() -> int:
@@ -223,10 +228,9 @@ def _refuse_constant(name: str) -> NoReturn:
 
 
 def _job(number: int, value: dict[str, Any], defaults: Defaults, seeds: Callable[[], int]) -> ParsedJob:
-    if any(name in value for name in _OPENAI_FORM):
-        custom_id, url, body = _openai_form(value)
-    else:
-        custom_id, url, body = _short_form(value)
+    form = _openai_form if any(name in value for name in _OPENAI_FORM) else _short_form
+    custom_id, url, body = form(value)
+    expires_in_s = _expires_in(value.get("expires_in"))
     prompt, messages = body.pop("prompt", None), body.pop("messages", None)
     model = _optional_name("model", body.pop("model", None)) or defaults.model
     request = _source(url, prompt, messages)
@@ -234,12 +238,13 @@ def _job(number: int, value: dict[str, Any], defaults: Defaults, seeds: Callable
     if "seed" not in parameters:
         parameters["seed"] = seeds()
     url = CHAT_URL if request["messages"] is not None else COMPLETIONS_URL
-    return ParsedJob(number, custom_id or f"line-{number}", model, url, GenerationRequest(**request, **parameters))
+    parsed = GenerationRequest(**request, **parameters)
+    return ParsedJob(number, custom_id or f"line-{number}", model, url, parsed, expires_in_s)
 
 
 def _openai_form(value: dict[str, Any]) -> tuple[str | None, str | None, dict[str, Any]]:
     for name in value:
-        if name not in ("custom_id", *_OPENAI_FORM):
+        if name not in ("custom_id", "expires_in", *_OPENAI_FORM):
             reason = "expected inside body" if is_parameter(name) else "unknown field"
             raise ParameterInvalid(printable(name), reason)
     if value.get("method") not in (None, "POST"):
@@ -250,11 +255,14 @@ def _openai_form(value: dict[str, Any]) -> tuple[str | None, str | None, dict[st
     body = value.get("body")
     if not isinstance(body, dict):
         raise ParameterInvalid("body", f"expected an object, got {describe(body)}")
+    if "expires_in" in body:
+        raise ParameterInvalid("expires_in", "expected beside body")
     return _optional_name("custom_id", value.get("custom_id")), url, dict(body)
 
 
-def _short_form(value: dict[str, Any]) -> tuple[str | None, None, dict[str, Any]]:
+def _short_form(value: dict[str, Any]) -> tuple[str | None, str | None, dict[str, Any]]:
     body = dict(value)
+    body.pop("expires_in", None)
     custom_id = _optional_name("custom_id", body.pop("custom_id", None))
     other_id = _optional_name("id", body.pop("id", None))
     if custom_id is not None and other_id is not None and custom_id != other_id:
@@ -279,6 +287,17 @@ def _source(url: str | None, prompt: object, messages: object) -> dict[str, Any]
 
 def _instead(value: object, name: str) -> str:
     return "" if value is None else f", got {name}"
+
+
+def _expires_in(value: object) -> float | None:
+    return None if value is None else float(check("expires_in", _duration, value))
+
+
+def _duration(value: object) -> float:
+    try:
+        return seconds(value)
+    except DurationInvalid as error:
+        raise Unexpected(str(error)) from error
 
 
 def _optional_name(field_name: str, value: object) -> str | None:

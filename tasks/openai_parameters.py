@@ -81,7 +81,7 @@ def _one_limit(read: dict[str, Any]) -> dict[str, Any]:
 
 
 def _unknown(name: str) -> str:
-    known = [*BODY_FIELDS, *_RULES, *_NEUTRAL]
+    known = [*BODY_FIELDS, *LINE_FIELDS, *_RULES, *_NEUTRAL]
     similar = get_close_matches(name[:60], known, n=1, cutoff=0.75)
     return f"unknown parameter; did you mean {similar[0]}?" if similar else "unknown parameter"
 
@@ -155,6 +155,8 @@ def _any(kind: type, shown: str) -> Rule:
 
 #: fields of a body that are no parameters
 BODY_FIELDS = ("model", "prompt", "messages")
+#: fields of a line, in the short form beside the parameters
+LINE_FIELDS = ("custom_id", "expires_in")
 
 _RULES: Mapping[str, Rule] = {
     "max_tokens": _integer(1, MAX_TOKENS),

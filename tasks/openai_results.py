@@ -5,10 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 from storage.records import JobRow
-from storage.states import JobState
+from storage.states import JobState, StopCode
 from tasks.errors import JobUnfinished
 
 _CHAT_URL = "/v1/chat/completions"
+
+#: what is said of a job that was stopped
+_STOPPED = {
+    StopCode.CANCELLED: "the job was cancelled before it had finished",
+    StopCode.BATCH_EXPIRED: "the batch's completion window ended before the job had finished",
+    StopCode.DEADLINE_EXCEEDED: "the job's deadline passed before it had finished",
+}
 
 
 def result_line(job: JobRow) -> dict[str, Any]:
@@ -21,23 +28,31 @@ def output_line(job: JobRow) -> dict[str, Any]:
     if job.state is not JobState.COMPLETED:
         raise JobUnfinished(f"{job.id} is {job.state}, not completed")
     response = {"status_code": 200, "request_id": _request_id(job), "body": _body(job)}
-    return {**_identity(job), "response": response, "error": None}
+    return {**_identity(job), "response": response, "error": None, **_ours(reused_from=job.reused_from)}
 
 
 def error_line(job: JobRow) -> dict[str, Any]:
     """The error file's line of a failed, cancelled or expired job. Raises JobUnfinished for any other."""
-    errors = {
-        JobState.FAILED: (job.error_type or "internal_error", job.error_message or "the job failed"),
-        JobState.CANCELLED: ("batch_cancelled", "the job was cancelled before it had finished"),
-        JobState.EXPIRED: (
-            "batch_expired",
-            "the batch's completion window ended before the job had finished",
-        ),
-    }
-    if job.state not in errors:
+    code, message = error_of(job)
+    error = {"code": code, "message": message}
+    return {**_identity(job), "response": None, "error": error, **_ours(partial_text=job.text)}
+
+
+def error_of(job: JobRow) -> tuple[str, str]:
+    """Code and message of a failed, cancelled or expired job. Raises JobUnfinished for any other."""
+    if job.state is JobState.FAILED:
+        return job.error_type or "internal_error", job.error_message or "the job failed"
+    if job.state not in (JobState.CANCELLED, JobState.EXPIRED):
         raise JobUnfinished(f"{job.id} is {job.state}: it has no error")
-    code, message = errors[job.state]
-    return {**_identity(job), "response": None, "error": {"code": code, "message": message}}
+    usual = StopCode.CANCELLED if job.state is JobState.CANCELLED else StopCode.BATCH_EXPIRED
+    code = StopCode(job.error_type or usual)
+    return code, job.error_message or _STOPPED[code]
+
+
+def _ours(**values: str | None) -> dict[str, Any]:
+    """What OpenAI's lines have no place for, under a name of ours; nothing if there is nothing."""
+    given = {name: value for name, value in values.items() if value}
+    return {"shardq": given} if given else {}
 
 
 def _identity(job: JobRow) -> dict[str, Any]:

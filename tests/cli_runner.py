@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 
+from cli.errors import ExitCode
 from cli.main import shardq
+from relay.profile import Profile
+from storage.database import Database
+from storage.jobs import iterate_results, mark_running
+from storage.outcomes import record_outcomes
+from storage.records import JobRow, OutcomeRow, RunningJob
+from storage.states import TERMINAL_STATES, JobState
+
+PROFILE = Profile("f" * 64, "float32", "none", "float32", False, 512)
+#: two jobs, `a` and `b`
+PROMPTS = b'{"custom_id": "a", "prompt": "one"}\n{"custom_id": "b", "prompt": "two"}\n'
 
 
 class Shardq:
@@ -34,6 +48,69 @@ class Shardq:
             for name, value in {**self._environment, **environment}.items():
                 patch.setenv(name, value)
             return self._runner.invoke(shardq, list(arguments), input=stdin)
+
+    @contextmanager
+    def database(self) -> Iterator[Database]:
+        """The database that the commands use."""
+        with Database.open(self.database_url) as database:
+            yield database
+
+    def jobs(self, batch: str) -> dict[str, JobRow]:
+        """The batch's jobs by custom_id."""
+        with self.database() as database:
+            return {job.custom_id: job for job in iterate_results(database, batch)}
+
+    def submit(self, data: bytes = PROMPTS, *options: str) -> str:
+        """Submit a file; the batch's id."""
+        result = self("submit", *options, "-", stdin=data)
+        assert result.exit_code == ExitCode.OK, result.stderr
+        return result.stdout.strip()
+
+    def status(self, batch: str) -> dict[str, Any]:
+        """What `status --json` prints."""
+        shown: dict[str, Any] = json.loads(self("status", batch, "--json").stdout)
+        return shown
+
+    def start_jobs(self, batch: str, *custom_ids: str) -> None:
+        """Report jobs live, as a head does."""
+        jobs = self.jobs(batch)
+        with self.database() as database:
+            mark_running(database, [RunningJob(jobs[name].id, jobs[name].attempt, "h") for name in custom_ids])
+
+    def end_jobs(self, batch: str, **ends: JobState) -> None:
+        """Record an outcome for every open job of a batch, as the bookkeeper does; completed if not said otherwise."""
+        rows = [job for job in self.jobs(batch).values() if job.state not in TERMINAL_STATES]
+        with self.database() as database:
+            record_outcomes(database, [outcome(job, ends.get(job.custom_id, JobState.COMPLETED)) for job in rows])
+
+
+def outcome(job: JobRow, state: JobState) -> OutcomeRow:
+    """An end of the job's current attempt, with figures."""
+    text: dict[str, Any] = {"text": "Größe,\nzwei", "token_ids": (1, 2, 3)}
+    ends: dict[JobState, dict[str, Any]] = {
+        JobState.COMPLETED: {**text, "finish_reason": "stop"},
+        JobState.FAILED: {"error_type": "context_length_exceeded", "error_message": "too long"},
+        JobState.CANCELLED: text,
+        JobState.EXPIRED: text,
+    }
+    figures: dict[str, Any] = {"prompt_tokens": 4, "started_at": 1.0, "finished_at": 3.0, "decode_tps": 2.0}
+    return OutcomeRow(
+        job=job.id,
+        attempt=job.attempt,
+        head="h",
+        state=state,
+        **ends[state],
+        **figures,
+        rounds=2,
+        drafted=4,
+        accepted=1,
+    )
+
+
+def numbered(count: int, **values: Any) -> bytes:
+    """A file of so many prompts, `job-1` and on."""
+    rows = ({"custom_id": f"job-{n}", "prompt": f"prompt {n}", **values} for n in range(1, count + 1))
+    return b"".join(json.dumps(row).encode() + b"\n" for row in rows)
 
 
 def error_of(result: Result) -> str:

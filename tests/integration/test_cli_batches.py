@@ -7,25 +7,16 @@ import io
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import redis
 
 from cli.errors import ExitCode
-from relay.profile import Profile
-from storage.database import Database
-from storage.jobs import iterate_results
-from storage.outcomes import record_outcomes
-from storage.records import OutcomeRow
 from storage.states import JobState
-from tasks import keys
 from tasks.heads import register_profile
-from tests.cli_runner import Shardq, error_of
+from tasks.queues import num_waiting
+from tests.cli_runner import PROFILE, PROMPTS, Shardq, error_of
 from tests.redis_server import running_redis
-
-PROFILE = Profile("f" * 64, "float32", "none", "float32", False, 512)
-PROMPTS = b'{"custom_id": "a", "prompt": "one"}\n{"custom_id": "b", "prompt": "two"}\n'
 
 
 @pytest.fixture
@@ -46,32 +37,11 @@ def served(client: redis.Redis) -> str:
 
 
 def end_jobs(run: Shardq, batch: str, *failing: str) -> None:
-    """Record an outcome for every job of a batch, as the bookkeeper does."""
-    with Database.open(run.database_url) as database:
-        outcomes = [outcome(job.id, failed=job.custom_id in failing) for job in iterate_results(database, batch)]
-        record_outcomes(database, outcomes)
-
-
-def outcome(job: str, *, failed: bool) -> OutcomeRow:
-    ends: dict[str, Any] = (
-        {"state": JobState.FAILED, "error_type": "context_length_exceeded", "error_message": "too long"}
-        if failed
-        else {"state": JobState.COMPLETED, "text": "Größe,\nzwei", "token_ids": (1, 2, 3), "finish_reason": "stop"}
-    )
-    figures: dict[str, Any] = {
-        "prompt_tokens": 4,
-        "started_at": 1.0,
-        "finished_at": 3.0,
-        "decode_tps": 2.0,
-        "rounds": 2,
-    }
-    return OutcomeRow(job=job, attempt=1, head="h", **ends, **figures, drafted=4, accepted=1)
+    run.end_jobs(batch, **dict.fromkeys(failing, JobState.FAILED))
 
 
 def submit(run: Shardq, data: bytes = PROMPTS, *options: str) -> str:
-    result = run("submit", *options, "-", stdin=data)
-    assert result.exit_code == ExitCode.OK, result.stderr
-    return result.stdout.strip()
+    return run.submit(data, *options)
 
 
 def test_a_submitted_file_stands_in_the_queue_when_the_command_returns(
@@ -79,7 +49,7 @@ def test_a_submitted_file_stands_in_the_queue_when_the_command_returns(
 ) -> None:
     batch = submit(run)
     assert batch.startswith("batch_")
-    assert client.llen(keys.queue(served)) == 2
+    assert num_waiting(client, served) == 2
 
 
 def test_a_file_and_stdin_are_the_same(run: Shardq, served: str, tmp_path: Path) -> None:
@@ -93,7 +63,7 @@ def test_a_file_and_stdin_are_the_same(run: Shardq, served: str, tmp_path: Path)
 def test_nothing_is_queued_for_a_file_with_a_bad_line(run: Shardq, served: str, client: redis.Redis) -> None:
     result = run("submit", "-", stdin=PROMPTS + b"oops\n")
     assert result.exit_code == ExitCode.USAGE
-    assert client.llen(keys.queue(served)) == 0
+    assert num_waiting(client, served) == 0
     assert json.loads(run("list", "--json").stdout) == []
 
 
@@ -134,7 +104,7 @@ def test_with_several_models_one_must_be_named(run: Shardq, served: str, client:
     assert result.exit_code == ExitCode.USAGE
     assert "name one with --model: other, tiny" in error_of(result)
     submit(run, PROMPTS, "--model", "other")
-    assert client.llen(keys.queue("other")) == 2
+    assert num_waiting(client, "other") == 2
 
 
 def test_the_same_name_and_file_is_the_same_batch(run: Shardq, served: str, client: redis.Redis) -> None:
@@ -142,7 +112,7 @@ def test_the_same_name_and_file_is_the_same_batch(run: Shardq, served: str, clie
     again = run("submit", "--name", "nightly", "-", stdin=PROMPTS)
     assert again.exit_code == ExitCode.OK
     assert again.stdout.strip() == first
-    assert client.llen(keys.queue(served)) == 2
+    assert num_waiting(client, served) == 2
 
 
 def test_the_same_name_with_another_file_is_refused(run: Shardq, served: str) -> None:

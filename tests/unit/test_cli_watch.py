@@ -6,8 +6,8 @@ import io
 
 import pytest
 
+from cli.follow import STALL_S, StallWatch
 from cli.output import duration, figure, first_words, percent, size
-from cli.submit import STALL_S, StallWatch
 from cli.ticker import Ticker
 from cli.watch import Pace, PlainDisplay, Snapshot
 from storage.records import Counts, Progress
@@ -48,6 +48,14 @@ def test_a_finished_batch_has_no_remaining_time() -> None:
     assert Pace(0.0).snapshot(5.0, report(3, 4, 10, failed=1), None).eta_s == 0.0
 
 
+def test_jobs_that_were_stopped_are_told_beside_those_that_failed() -> None:
+    counts = Counts(running=2, completed=3, failed=1, cancelled=4, expired=5)
+    going = Pace(0.0).snapshot(1.0, Progress(BatchStatus.IN_PROGRESS, counts, 0), None)
+    assert going.line().startswith("13/15 done, 1 failed, 4 cancelled, 5 expired, 2 running,")
+    stopping = Pace(0.0).snapshot(1.0, Progress(BatchStatus.CANCELLING, counts, 0), None)
+    assert "2 stopping," in stopping.line()
+
+
 def test_plain_lines_come_at_most_every_five_seconds_and_always_at_the_end() -> None:
     lines: list[str] = []
     display = PlainDisplay(lines.append)
@@ -69,8 +77,8 @@ def test_plain_lines_are_rare_while_nothing_changes() -> None:
 def test_a_stall_is_explained_once_per_pause(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     said: list[str] = []
-    monkeypatch.setattr("cli.submit.look_around", lambda: None)
-    monkeypatch.setattr("cli.submit.why_nothing_moves", lambda system, counts: ["no head"])
+    monkeypatch.setattr("cli.follow.look_around", lambda: None)
+    monkeypatch.setattr("cli.follow.why_nothing_moves", lambda system, counts: ["no head"])
     watch = StallWatch(said.append, clock=lambda: now[0])
     for _ in range(int(2.5 * STALL_S)):
         watch(Counts(waiting=1))
@@ -81,7 +89,7 @@ def test_a_stall_is_explained_once_per_pause(monkeypatch: pytest.MonkeyPatch) ->
 def test_running_jobs_are_no_stall(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     said: list[str] = []
-    monkeypatch.setattr("cli.submit.why_nothing_moves", lambda system, counts: ["no head"])
+    monkeypatch.setattr("cli.follow.why_nothing_moves", lambda system, counts: ["no head"])
     watch = StallWatch(said.append, clock=lambda: now[0])
     for _ in range(100):
         watch(Counts(running=1))
@@ -106,7 +114,8 @@ def test_long_work_shows_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "text"), [(None, "–"), (0.4, "0s"), (59.6, "1m00s"), (185, "3m05s"), (7800, "2h10m")]
+    ("seconds", "text"),
+    [(None, "–"), (0.4, "0s"), (59.6, "1m00s"), (185, "3m05s"), (7800, "2h10m"), (2_613_600, "30d06h")],
 )
 def test_durations_read_as_people_say_them(seconds: float | None, text: str) -> None:
     assert duration(seconds) == text

@@ -191,9 +191,38 @@ def test_a_missing_seed_is_drawn_per_line() -> None:
     assert all(0 <= seed < 2**63 for seed in seeds)
 
 
+@pytest.mark.parametrize("value", ["10m", "600", 600, 600.0])
+def test_both_forms_may_say_when_they_expire(value: object) -> None:
+    short = job(line(custom_id="a", messages=HELLO, expires_in=value))
+    openai = job(line(custom_id="a", url="/v1/chat/completions", body={"messages": HELLO}, expires_in=value))
+
+    assert short == openai
+    assert short.expires_in_s == 600.0
+    assert short.new_job("m", 1000.0).expires_at == 1600.0
+
+
+def test_a_line_that_says_nothing_expires_with_its_batch() -> None:
+    assert job(line(prompt="p")).new_job("m", 1000.0).expires_at is None
+    assert job(line(prompt="p", expires_in=None)).expires_in_s is None
+
+
+@pytest.mark.parametrize("value", ["soon", "", "-1", 0, -1, True, "10y", 1e12, [], "1m 5s"])
+def test_a_time_that_is_none_is_refused_with_the_forms_of_one(value: object) -> None:
+    refused = error(line(prompt="p", expires_in=value))
+
+    assert refused.field == "expires_in"
+    assert refused.message.startswith("expected a duration such as 90s, 10m, 2h or 7d")
+
+
+def test_the_time_to_expire_stands_beside_the_body() -> None:
+    refused = error(chat(messages=HELLO, expires_in="10m"))
+
+    assert (refused.field, refused.message) == ("expires_in", "expected beside body")
+
+
 def test_a_parsed_line_survives_the_database_format() -> None:
     parsed = job(line(custom_id="ä", messages=HELLO, stop=["é"], seed=3))
-    stored = parsed.new_job("m")
+    stored = parsed.new_job("m", 0.0)
 
     assert json.loads(stored.request) == json.loads(json.dumps(parsed.request.to_json()))
     assert GenerationRequest.from_json(json.loads(stored.request)) == parsed.request
@@ -480,5 +509,5 @@ def test_arbitrary_objects_never_raise_and_messages_can_be_printed(value: dict[s
             assert str(item).encode()
             assert "\n" not in str(item)
         else:
-            assert item.new_job("m").request.encode()
+            assert item.new_job("m", 0.0).request.encode()
             assert -(2**63) <= item.request.seed < 2**63

@@ -79,16 +79,21 @@ def test_a_completion_carries_its_text_in_the_choice() -> None:
     ("job", "code", "message"),
     [
         (
-            ended(JobState.FAILED, error_type="context_length_exceeded", error_message="too long"),
+            ended(JobState.FAILED, text=None, error_type="context_length_exceeded", error_message="too long"),
             "context_length_exceeded",
             "too long",
         ),
-        (ended(JobState.FAILED), "internal_error", "the job failed"),
-        (ended(JobState.CANCELLED), "batch_cancelled", "the job was cancelled before it had finished"),
+        (ended(JobState.FAILED, text=None), "internal_error", "the job failed"),
+        (ended(JobState.CANCELLED, text=None), "cancelled", "the job was cancelled before it had finished"),
         (
-            ended(JobState.EXPIRED),
+            ended(JobState.EXPIRED, text=None, error_type="batch_expired"),
             "batch_expired",
             "the batch's completion window ended before the job had finished",
+        ),
+        (
+            ended(JobState.EXPIRED, text="", error_type="deadline_exceeded"),
+            "deadline_exceeded",
+            "the job's deadline passed before it had finished",
         ),
     ],
 )
@@ -102,8 +107,21 @@ def test_any_other_end_is_an_error_line_with_a_code(job: JobRow, code: str, mess
     assert result_line(job) == error_line(job)
 
 
+@pytest.mark.parametrize("state", [JobState.CANCELLED, JobState.EXPIRED])
+def test_the_text_of_a_stopped_job_is_kept_beside_the_error(state: JobState) -> None:
+    written = error_line(ended(state, text="Once upon"))
+
+    assert written["shardq"] == {"partial_text": "Once upon"}
+    assert written["response"] is None
+
+
+def test_a_reused_result_says_whose_it_is() -> None:
+    assert output_line(ended(reused_from="batch_cd-1"))["shardq"] == {"reused_from": "batch_cd-1"}
+    assert "shardq" not in output_line(ended())
+
+
 def test_lines_are_plain_json() -> None:
-    for state in (JobState.COMPLETED, JobState.FAILED):
+    for state in (JobState.COMPLETED, JobState.FAILED, JobState.CANCELLED, JobState.EXPIRED):
         written = result_line(ended(state))
         assert json.loads(json.dumps(written)) == written
 

@@ -1,0 +1,129 @@
+"""What is kept and for how long: `delete`, `prune` and `backup`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from cli.confirmation import confirm, yes_option
+from cli.database import opened
+from cli.durations import AGE
+from cli.errors import CliError
+from cli.options import database_option, json_option
+from cli.output import counted, duration, note, print_json, size
+from storage.batches import get_batch
+from storage.database import Database
+from storage.errors import BatchOpen
+from storage.records import BatchRow
+from storage.retention import backup, delete_batch, ended_before, prune
+from storage.states import DELETABLE_STATUSES
+
+#: batches named before a confirmation
+SHOWN = 10
+
+
+@click.command("delete")
+@click.argument("batches", metavar="BATCH…", nargs=-1, required=True)
+@yes_option
+@json_option
+@database_option
+def delete_command(batches: tuple[str, ...], yes: bool, as_json: bool) -> None:
+    """Delete batches with everything they hold.
+
+    Prompts, results and figures are gone then, and the name is free again. BATCH is an id, the beginning of one,
+    or a name. A batch that has not ended must be cancelled first.
+
+    \b
+    shardq delete nightly
+    shardq delete batch_77192b3e batch_90ab --yes
+    """
+    with opened() as database:
+        rows = list({row.id: row for row in (get_batch(database, name) for name in batches)}.values())
+        for row in rows:
+            _check_ended(row)
+        _show(rows)
+        confirm(f"delete {_both(rows)}", yes=yes)
+        deleted = [{"id": row.id, "jobs": _delete(database, row)} for row in rows]
+    if as_json:
+        print_json(deleted)
+    else:
+        click.echo(f"deleted {_both(rows)}")
+
+
+@click.command("prune")
+@click.option("--older-than", "age_s", type=AGE, required=True, metavar="DURATION", help="Since their end: 12h, 30d.")
+@click.option("--dry-run", is_flag=True, help="Only show which ones.")
+@yes_option
+@json_option
+@database_option
+def prune_command(age_s: float, dry_run: bool, yes: bool, as_json: bool) -> None:
+    """Delete batches that ended long ago.
+
+    Batches that have not ended stay, however old they are.
+
+    \b
+    shardq prune --older-than 30d --dry-run
+    shardq prune --older-than 30d --yes
+    """
+    with opened() as database:
+        rows = [get_batch(database, found) for found in ended_before(database, database.now() - age_s)]
+        if rows:
+            _show(rows)
+        if rows and not dry_run:
+            confirm(f"delete {_both(rows)}", yes=yes)
+            deleted = set(prune(database, age_s))
+            rows = [row for row in rows if row.id in deleted]
+    if as_json:
+        print_json({"dry_run": dry_run, "batches": [{"id": row.id, "jobs": row.counts.total} for row in rows]})
+    elif not rows:
+        note(f"no batch ended more than {duration(age_s)} ago")
+    else:
+        click.echo(f"{'would delete' if dry_run else 'deleted'} {_both(rows)}")
+
+
+@click.command("backup")
+@click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
+@json_option
+@database_option
+def backup_command(file: Path, as_json: bool) -> None:
+    """Write a copy of the database to a file.
+
+    The copy is one consistent state, also while jobs run. FILE must not exist yet. It is a database of its own:
+    `--database-url sqlite:///FILE` reads it. PostgreSQL has pg_dump for that.
+
+    \b
+    shardq backup shardq-$(date +%F).sqlite3
+    """
+    with opened() as database:
+        backup(database, file)
+    num_bytes = file.stat().st_size
+    if as_json:
+        print_json({"path": str(file.absolute()), "bytes": num_bytes})
+    else:
+        click.echo(f"{file} ({size(num_bytes)})")
+
+
+def _check_ended(row: BatchRow) -> None:
+    if row.status not in DELETABLE_STATUSES:
+        raise CliError(f"{row.id} is {row.status}: stop it first with `shardq cancel {row.id} --wait`")
+
+
+def _delete(database: Database, row: BatchRow) -> int:
+    try:
+        return delete_batch(database, row.id)
+    except BatchOpen as error:
+        raise CliError(f"{error}: a retry opened it again; see `shardq status {row.id}`") from error
+
+
+def _show(rows: list[BatchRow]) -> None:
+    for row in rows[:SHOWN]:
+        name = f" ({row.name})" if row.name else ""
+        note(f"{row.id}{name}: {row.status}, {counted(row.counts.total, 'job')}")
+    if len(rows) > SHOWN:
+        note(f"… and {len(rows) - SHOWN:,} more")
+
+
+def _both(rows: list[BatchRow]) -> str:
+    batches = f"{len(rows):,} batch{'' if len(rows) == 1 else 'es'}"
+    return f"{batches} with {counted(sum(row.counts.total for row in rows), 'job')}"
