@@ -7,7 +7,7 @@ from dataclasses import MISSING, fields, is_dataclass
 from enum import StrEnum
 from functools import cache
 from types import NoneType, UnionType
-from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 T = TypeVar("T")
 
@@ -23,10 +23,11 @@ def from_plain(cls: type[T], value: object) -> T:
     """
     if not isinstance(value, dict):
         raise ValueError(f"{cls.__name__}: expected an object, got {type(value).__name__}")
-    readers = _readers(cls)
+    kind: Any = cls
+    readers = _readers(kind)
     if unknown := value.keys() - readers.keys():
         raise ValueError(f"{cls.__name__}: unknown field {min(map(str, unknown))[:40]!r}")
-    if missing := _required(cls) - value.keys():
+    if missing := _required(kind) - value.keys():
         raise ValueError(f"{cls.__name__}: no field {min(missing)!r}")
     read: dict[str, Any] = {}
     for name, item in value.items():
@@ -38,13 +39,13 @@ def from_plain(cls: type[T], value: object) -> T:
 
 
 @cache
-def _required(cls: type) -> frozenset[str]:
+def _required(cls: Any) -> frozenset[str]:
     found = [f for f in fields(cls) if f.default is MISSING and f.default_factory is MISSING]
     return frozenset(f.name for f in found)
 
 
 @cache
-def _readers(cls: type) -> dict[str, _Reader]:
+def _readers(cls: Any) -> dict[str, _Reader]:
     hints = get_type_hints(cls)
     return {f.name: _reader(hints[f.name]) for f in fields(cls)}
 
@@ -58,7 +59,8 @@ def _reader(hint: Any) -> _Reader:
     if origin is tuple:
         return _many(_reader(get_args(hint)[0]))
     if is_dataclass(hint):
-        return lambda value: from_plain(hint, value)
+        kind = cast("type[Any]", hint)
+        return lambda value: from_plain(kind, value)
     if isinstance(hint, type) and issubclass(hint, StrEnum):
         return _member(hint)
     return _exactly(origin or hint)
