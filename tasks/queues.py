@@ -59,7 +59,7 @@ def remove(client: redis.Redis, model: str, task_ids: Collection[str]) -> set[st
             start += len(messages)
             for message in messages:
                 found = task_id(json.loads(message))
-                if found in task_ids and client.lrem(name, 1, message):
+                if found in task_ids and client.lrem(name, 1, message):  # type: ignore[arg-type]
                     removed.add(found)
                     start -= 1
     return removed

@@ -59,6 +59,7 @@ class Restorer:
 
     def __init__(self, client: redis.Redis) -> None:
         self._client = client
+        self._looked: float | None = None
         self._start_over()
 
     def turn(self, now: float) -> int:
@@ -73,7 +74,7 @@ class Restorer:
         return restored
 
     def _start_over(self) -> None:
-        self._looked: float | None = None
+        self._looked = None
         self._heads: _Watch[str] = _Watch()
         self._claims: _Watch[tuple[str | None, bytes]] = _Watch()
 

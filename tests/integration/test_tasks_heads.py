@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from tasks import heads, keys, queues
-from tasks.app import VISIBILITY_TIMEOUT_S, make_app
-from tasks.bookkeeper import restore_lapsed
+from tasks.app import make_app
 from tasks.errors import HeadIdTaken, ModelNameInvalid, ProfileMismatch
 from tasks.generation import GenerationRequest, GenerationTask
 from tasks.publish import Publication
@@ -46,7 +45,7 @@ def test_a_head_that_beats_is_alive_with_all_it_told(office: Office) -> None:
     info = head_info(live=("a.1", "b.1"))
     heads.beat(office.client, info)
     assert heads.live_heads(office.client) == [info]
-    assert heads.lapsed_heads(office.client) == []
+    assert heads.presences(office.client) == {"h1": info.to_json().encode()}
 
 
 def test_a_presence_of_another_version_hides_no_other_head_and_counts_as_alive(office: Office) -> None:
@@ -54,14 +53,21 @@ def test_a_presence_of_another_version_hides_no_other_head_and_counts_as_alive(o
     heads.beat(office.client, head_info("b"))
     office.client.set(keys.head("a"), '{"head_id": "a", "new": 1}')
     assert heads.live_heads(office.client) == [head_info("b")]
-    assert heads.lapsed_heads(office.client) == []
+    assert all(heads.presences(office.client).values())
+
+
+def test_a_head_stays_alive_on_a_server_without_memory(office: Office) -> None:
+    office.client.config_set("maxmemory", 1)
+    heads.beat(office.client, head_info())
+    assert heads.live_heads(office.client) == [head_info()]
+    office.client.config_set("maxmemory", 0)
 
 
 def test_a_head_that_leaves_is_known_until_it_owns_nothing(office: Office) -> None:
     heads.beat(office.client, head_info())
     assert not heads.forget_head(office.client, "h1")
     heads.withdraw(office.client, "h1")
-    assert heads.lapsed_heads(office.client) == ["h1"]
+    assert heads.presences(office.client) == {"h1": None}
     publish(office, "a")
     take(office, "h1", 1)
     assert not heads.forget_head(office.client, "h1")
@@ -117,23 +123,11 @@ def test_restoring_twice_moves_nothing_twice(office: Office) -> None:
     assert queues.num_waiting(office.client, MODEL) == 2
 
 
-def test_only_the_messages_of_heads_without_presence_are_given_back(office: Office) -> None:
-    publish(office, "a", "b", "c")
-    heads.beat(office.client, head_info("alive"))
-    heads.beat(office.client, head_info("dead"))
-    take(office, "alive", 1)
-    take(office, "dead", 2)
-    heads.withdraw(office.client, "dead")
-    assert restore_lapsed(office.client) == 2
-    assert office.client.hlen(keys.unacked("alive")) == 1
-    assert heads.known_heads(office.client) == {"alive"}
-
-
-def test_what_a_worker_that_is_no_head_took_is_given_back_when_overdue(office: Office) -> None:
-    publish(office, "a")
-    take(office, None, 1)
-    assert restore_lapsed(office.client) == 0
-    tags: Any = office.client.zrange(keys.unacked_index(None), 0, 0)
-    office.client.zincrby(keys.unacked_index(None), -VISIBILITY_TIMEOUT_S - 1, tags[0])
-    assert restore_lapsed(office.client) == 1
-    assert queues.num_waiting(office.client, MODEL) == 1
+def test_messages_are_taken_out_of_every_priority_by_task_id(office: Office) -> None:
+    publish(office, *(f"n{number}" for number in range(1200)))
+    publish(office, "late", priority=9)
+    gone = {"n0.1", "n499.1", "n500.1", "n1199.1", "late.1", "none.1"}
+    assert queues.remove(office.client, MODEL, gone) == gone - {"none.1"}
+    left = list(queues.waiting_ids(office.client, MODEL))
+    assert len(left) == 1196
+    assert not gone.intersection(left)

@@ -18,7 +18,7 @@ from time import monotonic
 from typing import Any
 
 import redis
-from kombu import Connection
+from kombu.connection import Connection
 from kombu.transport import redis as transport
 from redis.exceptions import NoScriptError
 
@@ -99,10 +99,10 @@ def connection_class(taker: Taker) -> type[Connection]:
 
     FetchingChannel.taker = taker
 
-    class FetchingTransport(transport.Transport):  # type: ignore[misc]
+    class FetchingTransport(transport.Transport):
         Channel = FetchingChannel
 
-    class FetchingConnection(Connection):  # type: ignore[misc]
+    class FetchingConnection(Connection):
         def get_transport_cls(self) -> type[transport.Transport]:
             return FetchingTransport
 
@@ -117,12 +117,13 @@ def connection_class(taker: Taker) -> type[Connection]:
             **options: Any,
         ) -> Any:
             first, longest = min(interval_start, RECONNECT_S), min(interval_max, RECONNECT_S)
-            return super()._ensure_connection(errback, max_retries, first, interval_step, longest, *others, **options)
+            ensure: Any = super()._ensure_connection
+            return ensure(errback, max_retries, first, interval_step, longest, *others, **options)
 
     return FetchingConnection
 
 
-class _FetchingQoS(transport.QoS):  # type: ignore[misc]
+class _FetchingQoS(transport.QoS):
     """Counts what the whole front has taken, over all its connections, and leaves restoring to others."""
 
     settlements: Settlements
@@ -147,7 +148,7 @@ class _FetchingQoS(transport.QoS):  # type: ignore[misc]
         """The bookkeeper does, by a steady clock."""
 
 
-class _FetchingChannel(transport.Channel):  # type: ignore[misc]
+class _FetchingChannel(transport.Channel):
     """Sends and reads the script where kombu would a BRPOP, on the same connection of the same event loop."""
 
     #: kombu would restore what a closing channel has delivered; see `_FetchingQoS.restore_unacked`
@@ -161,14 +162,14 @@ class _FetchingChannel(transport.Channel):  # type: ignore[misc]
 
     def __init__(self, *args: Any, **options: Any) -> None:
         self._outage = Outage(logger, "no jobs are taken")
-        super().__init__(*args, **options)
+        super().__init__(*args, **options)  # type: ignore[no-untyped-call]
 
     def _brpop_start(self, timeout: float | None = None) -> None:
         queues = self._queue_cycle.consume(len(self.active_queues))
         if not queues or monotonic() < self._not_before:
             return
         self._in_poll = self.client.connection
-        self._brpop_sent_at = monotonic()
+        self._brpop_sent_at = monotonic()  # type: ignore[assignment]
         self._listens = self._heard is not None
         self.client.connection.send_command(*(self._listening(queues) if self._listens else self._fetching(queues)))
 
@@ -186,8 +187,8 @@ class _FetchingChannel(transport.Channel):  # type: ignore[misc]
         try:
             reply = self._reply()
         finally:
-            self._in_poll = None
-            self._flush_brpop_reauth()
+            self._in_poll = False
+            self._flush_brpop_reauth()  # type: ignore[no-untyped-call]
         if self._listens or len(reply) == 1:
             self._heard = None if self._listens else reply[0]
             raise Empty
