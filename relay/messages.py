@@ -179,6 +179,8 @@ class VoidReason(StrEnum):
     NON_FINITE = "non_finite"
     #: the row does not fit the slot or the vocabulary
     BOUNDS = "bounds"
+    #: the tail had no memory for the frame
+    OUT_OF_MEMORY = "out_of_memory"
 
 
 @dataclass(frozen=True, slots=True)

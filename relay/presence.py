@@ -126,7 +126,7 @@ class Beat:
             self._thread.join(timeout=2.0)
 
     def _run(self) -> None:
-        while not self._stopped.wait(self._interval_s):
+        while not self._stopped.wait(min(self._interval_s, AGAIN_S) if self._failing else self._interval_s):
             try:
                 if not self._action():
                     return
@@ -182,7 +182,7 @@ class RedisAnnouncement:
                 return False
             value = Presence(replace(self._tail, pulse=self._pulse), self._epoch_seen()).to_json()
             with self._connections.translated():
-                self._connections.client.set(keys.presence(self._tail.tail), value, px=self._ttl_ms)
+                self._connections.beats.set(keys.presence(self._tail.tail), value, px=self._ttl_ms)
             return True
 
 
@@ -206,8 +206,9 @@ class RedisLease:
         self._ttl_s = settings.ttl_s
         self._renewed_at = taken_at
         self._ended = threading.Event()
-        self._renew_script = connections.client.register_script(_RENEW)
-        self._beat = Beat(f"lease of tail {tail.tail}", settings.refresh_s, self._renew)
+        self._renew_script = connections.beats.register_script(_RENEW)
+        # twice as often as needed: this is also how the death of the tail is noticed
+        self._beat = Beat(f"lease of tail {tail.tail}", settings.refresh_s / 2, self._renew)
 
     @property
     def tail(self) -> TailInfo:
@@ -273,8 +274,8 @@ def living_tails(connections: Connections) -> list[TailInfo]:
     """All tails whose presence stands, by id."""
     client = connections.client
     with connections.translated():
-        found = {key.decode() for key in client.scan_iter(match=keys.TAILS_PATTERN, count=1000)}
-        names = sorted(key for key in found if keys.is_presence(key))
+        found = {key.decode(errors="replace") for key in client.scan_iter(match=keys.TAILS_PATTERN, count=1000)}
+        names = sorted(key for key in found if keys.is_presence(key) and _is_tail(key.removeprefix(keys.presence(""))))
         values = cast("list[bytes | None]", client.mget(names)) if names else []
     tails = [(name.removeprefix(keys.presence("")), value) for name, value in zip(names, values, strict=True) if value]
     presences = [Presence.from_json(tail, value) for tail, value in tails]
@@ -287,6 +288,16 @@ def drop_epochs(client: redis.Redis, tail: str, up_to: int) -> None:
     old = [key for key in found if (epoch := keys.epoch_of(key)) is not None and epoch <= up_to]
     if old:
         client.unlink(*old)
+
+
+def _is_tail(tail: str) -> bool:
+    """Whether this can be a tail's id; keys and patterns are made from it."""
+    try:
+        keys.tail_name(tail)
+    except RelayRefused:
+        log.warning("presence of %r ignored: that is no tail's id", tail[:100])
+        return False
+    return True
 
 
 def _lease_keys(tail: str) -> list[str]:

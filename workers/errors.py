@@ -8,6 +8,7 @@ WorkerError
 ├── DrafterInvalid       the settings ask for a drafter without saying which model
 ├── VocabularyMismatch   drafter and target map tokens to different ids
 ├── DeviceUnavailable    torch cannot use the device
+├── OutOfMemory          a computation found no room, on its device or on the host
 ├── TraceUnwritable      the file for the timeline cannot be written
 └── NoTail               no fitting tail was free in time
 """
@@ -45,6 +46,10 @@ class VocabularyMismatch(WorkerError):
 
 class DeviceUnavailable(WorkerError):
     """The device does not exist here, or torch was built without it."""
+
+
+class OutOfMemory(WorkerError):
+    """A computation found no room; the message says what was asked for and what was free, as far as known."""
 
 
 class TraceUnwritable(WorkerError):

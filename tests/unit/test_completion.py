@@ -258,3 +258,35 @@ def test_the_text_ends_where_a_search_after_every_token_would_end_it(text: str, 
             return
     assert job.finish_reason is None
     assert job.text == text
+
+
+@pytest.mark.parametrize(
+    ("text", "stop", "certain"),
+    [
+        ("one two", (), "one two"),
+        ("one two", ("three",), "one "),
+        ("one two", ("two!", "wo?"), "one "),
+        ("one two", ("owl",), "one tw"),
+        ("one STO", ("STOP",), "one "),
+        ("STO", ("STOP",), ""),
+        ("one SSS", ("SST",), "one S"),
+    ],
+)
+def test_an_unfinished_text_leaves_out_what_may_become_a_stop_string(
+    text: str, stop: tuple[str, ...], certain: str
+) -> None:
+    job = completion(stop=stop)
+    assert job.commit(ids(text)) is None
+    assert job.text == certain
+
+
+@settings(max_examples=100, deadline=None)
+@given(text=st.text(st.sampled_from("abc 你😀")), stop=st.lists(st.text("abc 你", min_size=1, max_size=4), max_size=2))
+def test_an_unfinished_text_is_always_the_beginning_of_the_finished_one(text: str, stop: list[str]) -> None:
+    tokens, job = ids(text), completion(stop=tuple(stop))
+    whole = completion(stop=tuple(stop))
+    whole.commit([*tokens, 0])
+    for token in tokens:
+        assert whole.text.startswith(job.text)
+        job.commit([token])
+    assert whole.text.startswith(job.text)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 import zlib
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Literal, TypeVar
@@ -35,13 +35,15 @@ from relay.messages import (
     VoidReason,
 )
 from relay.transport import Received
-from tasks.generation import FinishReason, GenerationRequest, GenerationTask
+from tasks.generation import FailureType, FinishReason, GenerationRequest, GenerationTask, Outcome, StopReason
 from tests.pair import Line, Outcomes, options
+from workers.head import engine as engine_module
 from workers.head import lanes as lanes_module
 from workers.head.courier import Courier
 from workers.head.drafters import DraftRow, Proposal
 from workers.head.engine import HeadEngine
 from workers.head.jobs import Job
+from workers.head.options import EngineOptions
 from workers.tail.engine import TailEngine
 from workers.tail.line import Line as TailLine
 from workers.tail.slots import SlotTable
@@ -70,17 +72,25 @@ def reference(prompt: Sequence[int], count: int) -> list[int]:
     return tokens[len(prompt) :]
 
 
+def text_of(tokens: Sequence[int]) -> str:
+    return "".join(chr(ord("a") + token) for token in tokens)
+
+
 class FakeHalf:
     """A half whose cache is a list of tokens per slot, read up to the query's own position."""
 
     hidden_size, vocab_size, max_length, max_query = 2, VOCAB, MAX_LENGTH, 32
     dtype, device = torch.float32, torch.device("cpu")
 
-    def __init__(self, slots: int) -> None:
+    def __init__(self, slots: int, shortage: Callable[[], bool] = lambda: False) -> None:
+        """`shortage()`: whether there is no memory for the next forward."""
         self.slots = slots
+        self.shortage = shortage
         self.cache = torch.full((slots + 1, MAX_LENGTH + 32), -1.0)
 
     def _write(self, values: torch.Tensor, slots: torch.Tensor, starts: torch.Tensor) -> None:
+        if self.shortage():
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB, 1.00 GiB is free.")
         for row, (slot, start) in enumerate(zip(slots.tolist(), starts.tolist(), strict=True)):
             self.cache[slot, start : start + values.shape[1]] = values[row]
 
@@ -148,7 +158,10 @@ class Ended:
 
     max_tokens: int
     tokens: list[int] = field(default_factory=list)
-    text: str = ""
+
+    @property
+    def text(self) -> str:
+        return text_of(self.tokens)
 
     @property
     def num_tokens(self) -> int:
@@ -166,6 +179,8 @@ class BadWire:
         """`delay`: how often a read comes before the tail, and before its answers."""
         self.tail, self.rng, self.num_faults, self.delay = tail, rng, num_faults, delay
         self.now = 0.0
+        #: called in the midst of a turn, as if from another thread
+        self.meanwhile: Callable[[], None] = lambda: None
         self.up: deque[Prefill | Round | Release] = deque()
         self.line = TailLine()
         self.down: deque[Verdict] = deque()
@@ -190,6 +205,7 @@ class BadWire:
             frames.append(self.rng.choice(old))
 
     def send(self, lane: int, message: Prefill | Round | Release) -> int:
+        self.meanwhile()
         self._pass(self.up, message, self.seen)
         self.seen.append(message)
         return 10
@@ -205,13 +221,15 @@ class BadWire:
                 self._pass(self.down, verdict, [])
         return Received(0, self.down.popleft(), 10, self.now) if self.down else None
 
+    def wake(self) -> None: ...
+
     def close(self) -> None: ...
 
 
-def job(number: int, prompt: list[int], max_tokens: int) -> Job:
+def job(number: int, prompt: list[int], max_tokens: int, *, suspect: bool = False) -> Job:
     task = GenerationTask(f"job{number}", 1, "batch", f"c{number}", "m", GenerationRequest("x", None, 0))
     completion = Ended(max_tokens)
-    return Job(task, GREEDY, completion, list(prompt), len(prompt), max_tokens)  # type: ignore[arg-type]
+    return Job(task, GREEDY, completion, list(prompt), len(prompt), max_tokens, suspect=suspect)  # type: ignore[arg-type]
 
 
 #: prompts of other jobs begin like these, and go on their own way
@@ -227,7 +245,7 @@ prompts = st.builds(
 arrivals = st.lists(st.tuples(prompts, st.integers(1, 25), st.integers(0, 20)), min_size=1, max_size=7)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(
     jobs=arrivals,
     slots=st.integers(1, 4),
@@ -237,6 +255,9 @@ arrivals = st.lists(st.tuples(prompts, st.integers(1, 25), st.integers(0, 20)), 
     prefix_reuse=st.sampled_from([True, True, False]),
     faults=st.integers(0, 40),
     hand_backs=st.integers(0, 2),
+    stops=st.dictionaries(st.integers(0, 6), st.integers(0, 30), max_size=3),
+    suspects=st.sets(st.integers(0, 6), max_size=2),
+    shortages=st.sampled_from([0, 0, 1, 3]),
     delay=st.sampled_from([0.0, 0.5, 0.8]),
     seed=st.integers(0, 2**32),
 )
@@ -249,65 +270,222 @@ def test_every_text_is_the_models_own_whatever_the_wire_does_to_frames_and_the_e
     prefix_reuse: bool,
     faults: int,
     hand_backs: int,
+    stops: dict[int, int],
+    suspects: set[int],
+    shortages: int,
     delay: float,
     seed: int,
 ) -> None:
     rng = random.Random(seed)
-    line, outcomes, num_faults, tail_half = Line(), Returning(), [faults], FakeTail(slots)
-    engine = HeadEngine(
-        FakeHead(slots),  # type: ignore[arg-type]
-        FakeDrafter(rng, skill),
-        line,
-        outcomes,
+    trial = Trial(rng, slots, Returning(suspects), Shortage(rng, shortages), faults, delay)
+    trial.make_engine(
+        skill,
         options(slots=slots, draft_length=draft_length, lanes=lanes, prefill_chunk=6, prefix_reuse=prefix_reuse),
     )
-
-    def connect() -> None:
-        tail = TailEngine(tail_half, slots=slots, max_query=32)  # type: ignore[arg-type]
-        wire = BadWire(tail, rng, num_faults, delay)
-        engine.open(Courier(wire, resend_after_s=1.0, give_up_after_s=5.0, clock=wire.clock))  # type: ignore[arg-type]
-
-    def turn() -> None:
-        try:
-            engine.step()
-        except LinkLost:
-            connect()
-
-    connect()
-    with patch.object(lanes_module, "num_lanes", lambda *_, most, **__: rng.randint(1, most)):
+    with (
+        patch.object(lanes_module, "num_lanes", lambda *_, most, **__: rng.randint(1, most)),
+        patch.object(engine_module, "CLEARED_FOR_S", 0.0),
+    ):
         for number in range(20_000):
-            line.extend(
-                job(index, prompt, count) for index, (prompt, count, arrival) in enumerate(jobs) if arrival == number
-            )
+            trial.arrive(jobs, number, suspects)
             if hand_backs and rng.random() < 0.02:
                 hand_backs -= 1
-                engine.hand_back_all()
-            line.extend(job(index, *jobs[index][:2]) for index in outcomes.take_returned())
-            turn()
-            if len(outcomes.finished) == len(jobs):
+                trial.engine.hand_back_all()
+            trial.stopping = [index for index, begin in stops.items() if begin <= number]
+            trial.turn()
+            if len(trial.outcomes.finished) == len(jobs):
                 break
 
-    for number, (prompt, count, _) in enumerate(jobs):
-        outcome = outcomes.finished[f"job{number}.1"]
-        assert outcome.failure is None, outcome.failure_message
-        assert list(outcome.token_ids) == reference(prompt, count)
-        assert outcome.metrics is not None
-        assert outcome.metrics.cached_tokens < len(prompt)
+    ended = [trial.outcomes.finished[f"job{number}.1"] for number in range(len(jobs))]
+    for (prompt, count, _), outcome in zip(jobs, ended, strict=True):
+        if outcome.failure is None and outcome.stopped is None:
+            assert_whole(outcome, prompt, count)
+        else:
+            assert_partial(outcome, reference(prompt, count))
+    assert {number for number, outcome in enumerate(ended) if outcome.stopped} <= stops.keys()
+    failures = [outcome.failure for outcome in ended if outcome.failure]
+    assert set(failures) <= {FailureType.OUT_OF_MEMORY}
+    assert len(failures) <= shortages
+
+
+def assert_whole(outcome: Outcome, prompt: Sequence[int], count: int) -> None:
+    """A completed text is the model's own."""
+    assert list(outcome.token_ids) == reference(prompt, count)
+    assert outcome.metrics is not None
+    assert outcome.metrics.cached_tokens < len(prompt)
+
+
+def assert_partial(outcome: Outcome, whole: Sequence[int]) -> None:
+    """A text cut short is the beginning of the model's own."""
+    assert len(outcome.token_ids) < len(whole)
+    assert list(outcome.token_ids) == whole[: len(outcome.token_ids)]
+    assert (outcome.text or "") == text_of(outcome.token_ids)
+    assert outcome.finish_reason is None
+
+
+@dataclass
+class Trial:
+    """A head and its tail on a bad wire; jobs come, are stopped and handed back in between."""
+
+    rng: random.Random
+    slots: int
+    outcomes: Returning
+    shortage: Shortage
+    faults: int
+    delay: float
+    stopping: list[int] = field(default_factory=list)
+
+    def make_engine(self, skill: float, options: EngineOptions) -> None:
+        self.line, self.num_faults, self.tail_half = Line(), [self.faults], FakeTail(self.slots, self.shortage)
+        head, drafter = FakeHead(self.slots, self.shortage), FakeDrafter(self.rng, skill)
+        self.engine = HeadEngine(head, drafter, self.line, self.outcomes, options)  # type: ignore[arg-type]
+        self.connect()
+
+    def connect(self) -> None:
+        tail = TailEngine(self.tail_half, slots=self.slots, max_query=32)  # type: ignore[arg-type]
+        wire = BadWire(tail, self.rng, self.num_faults, self.delay)
+        wire.meanwhile = self.stop_some
+        courier = Courier(wire, resend_after_s=1.0, give_up_after_s=5.0, clock=wire.clock)  # type: ignore[arg-type]
+        self.engine.open(courier)
+
+    def arrive(self, jobs: Sequence[tuple[list[int], int, int]], turn: int, suspects: set[int]) -> None:
+        """The jobs of this turn come, and those that were handed back."""
+        arrived = [index for index, (_, _, arrival) in enumerate(jobs) if arrival == turn]
+        for index in (*arrived, *self.outcomes.take_returned()):
+            self.line.append(job(index, *jobs[index][:2], suspect=index in suspects))
+
+    def stop_some(self) -> None:
+        """As the stop watch, which tells again and again."""
+        for index in self.stopping:
+            if self.rng.random() < 0.5:
+                self.engine.stop(f"job{index}.1", StopReason.CANCELLED)
+
+    def turn(self) -> None:
+        self.stop_some()
+        try:
+            self.engine.step()
+        except LinkLost:
+            self.connect()
+
+
+class Shortage:
+    """A number of times at which there is no memory."""
+
+    def __init__(self, rng: random.Random, left: int) -> None:
+        self.rng, self.left = rng, left
+
+    def __call__(self) -> bool:
+        short = self.left > 0 and self.rng.random() < 0.1
+        self.left -= short
+        return short
 
 
 class Returning(Outcomes):
-    """Remembers which jobs were handed back."""
+    """Remembers which jobs were handed back, and sees to it that suspects are alone."""
 
-    def __init__(self) -> None:
+    def __init__(self, suspects: set[int]) -> None:
         super().__init__()
         self.returned: list[int] = []
+        self.suspects = suspects
+        self.running: set[int] = set()
+
+    def started(self, task_id: str) -> None:
+        super().started(task_id)
+        number = number_of(task_id)
+        assert not self.running if number in self.suspects else not self.running & self.suspects
+        self.running.add(number)
+
+    def finish(self, task_id: str, outcome: Outcome) -> None:
+        super().finish(task_id, outcome)
+        self.running.discard(number_of(task_id))
 
     def hand_back(self, task_id: str) -> None:
-        self.returned.append(int(task_id.removeprefix("job").split(".")[0]))
+        self.returned.append(number_of(task_id))
+        self.running.discard(number_of(task_id))
 
     def take_returned(self) -> list[int]:
         returned, self.returned = self.returned, []
         return returned
+
+
+def number_of(task_id: str) -> int:
+    return int(task_id.removeprefix("job").split(".")[0])
+
+
+@pytest.mark.parametrize("lanes", [1, 2, 3])
+@pytest.mark.parametrize("after", [0, 1, 4, 8])
+def test_a_stopped_job_has_at_most_two_more_rounds_and_keeps_the_text_it_has(lanes: int, after: int) -> None:
+    slots, outcomes, sent = 3, Outcomes(), [0]
+    engine = HeadEngine(
+        FakeHead(slots),  # type: ignore[arg-type]
+        FakeDrafter(random.Random(1), 0.5),
+        Line(job(number, [number, 2, 3], 30) for number in range(slots)),
+        outcomes,
+        options(slots=slots, draft_length=3, lanes=lanes),
+    )
+    wire = BadWire(TailEngine(FakeTail(slots), slots=slots, max_query=32), random.Random(0), [0], delay=0.6)  # type: ignore[arg-type]
+
+    def stop_in_the_midst() -> None:
+        sent[0] += 1
+        if sent[0] == slots + after:  # a prefill each comes first
+            engine.stop("job1.1", StopReason.CANCELLED)
+
+    wire.meanwhile = stop_in_the_midst
+    engine.open(Courier(wire, clock=wire.clock))  # type: ignore[arg-type]
+    while len(outcomes.finished) < slots:
+        engine.step()
+    later = [frame for frame in wire.seen[slots + after - 1 :] if isinstance(frame, Round) and 1 in _slots_of(frame)]
+    assert len(later) <= 2
+    stopped = outcomes.finished["job1.1"]
+    assert stopped.stopped is StopReason.CANCELLED
+    assert_partial(stopped, reference([1, 2, 3], 30))
+    for number in (0, 2):
+        assert list(outcomes.finished[f"job{number}.1"].token_ids) == reference([number, 2, 3], 30)
+
+
+def test_a_job_that_waits_is_stopped_without_text_and_one_that_is_not_here_is_no_matter() -> None:
+    outcomes = Outcomes()
+    engine = engine_of(1, Line([job(0, [1, 2], 5), job(1, [1, 3], 5)]), outcomes)
+    engine.step()
+    for task_id in ("job1.1", "job7.1", "job1.1"):
+        engine.stop(task_id, StopReason.EXPIRED)
+    while len(outcomes.finished) < 2:
+        engine.step()
+    waiting = outcomes.finished["job1.1"]
+    assert (waiting.stopped, waiting.text, waiting.token_ids, waiting.metrics) == (StopReason.EXPIRED, None, (), None)
+    assert list(outcomes.finished["job0.1"].token_ids) == reference([1, 2], 5)
+
+
+def engine_of(slots: int, line: Line, outcomes: Outcomes, *, head: FakeHalf | None = None) -> HeadEngine:
+    """An engine on a good wire to a tail of its own."""
+    engine = HeadEngine(
+        head or FakeHead(slots),  # type: ignore[arg-type]
+        FakeDrafter(random.Random(0), 0.5),
+        line,
+        outcomes,
+        options(slots=slots, draft_length=3, lanes=1),
+    )
+    wire = BadWire(TailEngine(FakeTail(slots), slots=slots, max_query=32), random.Random(0), [0])  # type: ignore[arg-type]
+    engine.open(Courier(wire, clock=wire.clock))  # type: ignore[arg-type]
+    return engine
+
+
+def test_where_the_head_has_no_memory_for_a_round_the_longest_job_fails_with_the_numbers() -> None:
+    outcomes, head = Outcomes(), FakeHead(3)
+    engine = engine_of(3, Line(job(number, [number] * (2 + number), 8) for number in range(3)), outcomes, head=head)
+    while len(outcomes.begun) < 3 or engine._scheduler.num_rows < 3:
+        engine.step()
+    shortage = Shortage(random.Random(0), 1)
+    shortage.rng.random = lambda: 0.0  # type: ignore[method-assign]
+    head.shortage = shortage
+    while len(outcomes.finished) < 3:
+        engine.step()
+    failed = outcomes.finished["job2.1"]
+    assert failed.failure is FailureType.OUT_OF_MEMORY
+    assert failed.failure_message is not None
+    assert "Tried to allocate 2.00 GiB" in failed.failure_message
+    for number in (0, 1):
+        assert list(outcomes.finished[f"job{number}.1"].token_ids) == reference([number] * (2 + number), 8)
 
 
 def test_a_perfect_drafter_on_a_good_wire_commits_a_full_draft_and_one_token_every_round() -> None:
@@ -429,7 +607,7 @@ def test_a_stale_first_chunk_of_an_earlier_generation_does_not_reset_the_slot() 
 def test_after_non_finite_logits_the_generation_is_over_and_its_answer_is_remembered() -> None:
     table = prefilled_table()
     row = Draft(0, 0, 1, 3, 5, ())
-    answer = table.spoiled(row)
+    answer = table.spoiled(row, VoidReason.NON_FINITE)
     assert answer.reason is VoidReason.NON_FINITE
     assert table.judge(row) == answer
     assert table.judge(Draft(0, 0, 2, 3, 5, ())) == Void(0, 0, 2, VoidReason.BASE)

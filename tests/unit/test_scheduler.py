@@ -17,10 +17,10 @@ SYSTEM = list(range(100, 160))
 CHUNK = 64
 
 
-def job(name: str, tokens: Sequence[int]) -> Job:
+def job(name: str, tokens: Sequence[int], *, suspect: bool = False) -> Job:
     task = GenerationTask(name, 1, "batch", name, "m", GenerationRequest("x", None, 0))
     sampling = Sampling(0.0, 0, 1.0, 0.0, 0)
-    return Job(task, sampling, None, list(tokens), len(tokens), 8)  # type: ignore[arg-type]
+    return Job(task, sampling, None, list(tokens), len(tokens), 8, suspect=suspect)  # type: ignore[arg-type]
 
 
 def scheduler(slots: int = 2, *, lanes: int = 2, prefix_reuse: bool = True) -> Scheduler:
@@ -211,3 +211,47 @@ def test_rows_wait_for_their_round_in_the_order_in_which_they_became_ready() -> 
     assert line.ready_rows() == [second, third, first]
     line.free(third)
     assert (line.ready_rows(), line.num_rows) == ([second, first], 2)
+
+
+def test_a_suspect_begins_in_an_empty_engine_only_and_nothing_begins_beside_it() -> None:
+    line = scheduler(3)
+    first, suspect, last = job("a", [1]), job("b", [2], suspect=True), job("c", [3])
+    (running,) = admitted(line, first, suspect, last)
+    assert running.job is first
+    assert line.has_suspect
+    assert admitted(line) == []
+    line.free(running)
+    (alone,) = admitted(line)
+    assert alone.job is suspect
+    assert admitted(line) == []
+    line.free(alone)
+    assert not line.has_suspect
+    assert [slot.job for slot in admitted(line)] == [last]
+
+
+def test_jobs_ahead_of_a_suspect_begin_before_it() -> None:
+    line = scheduler(3)
+    first, second, suspect = job("a", [1]), job("b", [2]), job("c", [3], suspect=True)
+    assert [slot.job for slot in admitted(line, first, second, suspect)] == [first, second]
+
+
+def test_the_line_is_cleared_for_a_suspect_that_is_next_or_runs_and_for_nobody_else() -> None:
+    line = scheduler(1)
+    first, second, suspect, third = job("a", [1]), job("b", [2]), job("c", [3], suspect=True), job("d", [4])
+    (slot,) = admitted(line, first, second, suspect, third)
+    assert line.clear_for_suspect() == []
+    assert line.withdraw("b.1") is second
+    assert line.clear_for_suspect() == [third]
+    line.free(slot)
+    assert [slot.job for slot in admitted(line, second)] == [suspect]
+    assert line.clear_for_suspect() == [second]
+    assert line.num_waiting == 0
+
+
+def test_a_job_is_found_in_its_slot_and_taken_out_of_the_line() -> None:
+    line = scheduler(1)
+    first, second = job("a", [1]), job("b", [2])
+    (slot,) = admitted(line, first, second)
+    assert (line.holding("a.1"), line.holding("b.1")) == (slot, None)
+    assert (line.withdraw("a.1"), line.withdraw("b.1"), line.withdraw("b.1")) == (None, second, None)
+    assert line.num_waiting == 0

@@ -78,8 +78,14 @@ class Completion:
 
     @property
     def text(self) -> str:
-        """The text up to the end; while the completion goes on, without an unfinished last character."""
-        return self._stream.text if self._text is None else self._text
+        """The text up to the end; while the completion goes on, what of it is certain to stay.
+
+        That leaves out an unfinished last character and what may turn out to be the beginning of a stop string.
+        """
+        if self._text is not None:
+            return self._text
+        text = self._stream.text
+        return text[: len(text) - self._num_unsure(text)]
 
     def _append(self, token: int) -> None:
         self._tokens.append(token)
@@ -99,6 +105,11 @@ class Completion:
         begin = max(0, num_searched - self._longest_stop + 1)
         found = (self._stream.text.find(stop, begin) for stop in self._stop)
         return min((place for place in found if place >= 0), default=None)
+
+    def _num_unsure(self, text: str) -> int:
+        """Characters at the end of `text` with which a stop string may begin."""
+        lengths = range(min(self._longest_stop - 1, len(text)), 0, -1)
+        return next((num for num in lengths if any(stop.startswith(text[-num:]) for stop in self._stop)), 0)
 
     def _finish(self, reason: FinishReason, text: str) -> None:
         self._reason = reason

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from relay.errors import LinkLost
-from relay.messages import Error, Prefill, Release, Round, Verdict
+from relay.messages import Accepted, Draft, Error, Prefill, Release, Round, Verdict
 from relay.transport import HeadLink
+
+log = logging.getLogger(__name__)
 
 #: an unanswered frame is sent again after this long; the tail answers a repeated frame from its memory
 RESEND_AFTER_S = 5.0
 #: and the epoch is given up after this long without an answer
 GIVE_UP_AFTER_S = 30.0
+
+#: no vocabulary is larger: token ids have 31 bits on the wire
+ANY_TOKEN = 2**31
 
 Frame = Prefill | Round | Release
 
@@ -64,9 +70,12 @@ class Courier:
         *,
         resend_after_s: float = RESEND_AFTER_S,
         give_up_after_s: float = GIVE_UP_AFTER_S,
+        vocab_size: int = ANY_TOKEN,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
+        """`vocab_size`: token ids of verdicts are below it."""
         self._link = link
+        self._vocab_size = vocab_size
         self._resend_after_s = resend_after_s
         self.give_up_after_s = give_up_after_s
         self._clock = clock
@@ -88,6 +97,8 @@ class Courier:
     def receive(self, timeout_s: float) -> Answered | None:
         """The next verdict on a frame in flight; None after `timeout_s`, or earlier after `wake`.
 
+        A verdict that is no answer to its frame is dropped with a logged reason: the frame is sent again.
+
         Raises:
             LinkLost: the transport broke, the tail gave the epoch up, or a frame stayed unanswered for too long.
         """
@@ -100,9 +111,14 @@ class Courier:
         if not isinstance(received.message, Verdict):
             return None
         verdict = received.message
-        in_flight = self._in_flight.pop(verdict.number, None)
+        in_flight = self._in_flight.get(verdict.number)
         if in_flight is None:  # the second answer to a frame that was sent twice
             return None
+        problem = misfit(in_flight.frame, verdict, self._vocab_size)
+        if problem is not None:
+            log.warning("verdict on frame %d dropped: %s", verdict.number, problem)
+            return None
+        del self._in_flight[verdict.number]
         return Answered(
             lane=in_flight.lane,
             frame=in_flight.frame,
@@ -126,3 +142,26 @@ class Courier:
             if now - in_flight.last_sent > self._resend_after_s:
                 in_flight.last_sent = now
                 in_flight.num_bytes += self._link.send(in_flight.lane, in_flight.frame)
+
+
+def misfit(frame: Frame, verdict: Verdict, vocab_size: int) -> str | None:
+    """Why a verdict is no answer to this frame; None if it is one."""
+    rows = frame.rows if isinstance(frame, Round) else (frame,)
+    if len(verdict.rows) != len(rows):
+        return f"it answers {len(verdict.rows)} rows of {len(rows)}"
+    for row, answer in zip(rows, verdict.rows, strict=True):
+        if (answer.slot, answer.generation, answer.round) != (row.slot, row.generation, row.round):
+            return f"its answer for slot {row.slot} belongs to another row"
+        if isinstance(answer, Accepted) and not _answers(row, answer):
+            return f"what it accepts for slot {row.slot} was not proposed"
+        if isinstance(answer, Accepted) and any(token >= vocab_size for token in answer.tokens):
+            return f"a token for slot {row.slot} is not in the vocabulary of {vocab_size}"
+    return None
+
+
+def _answers(row: Draft | Prefill | Release, answer: Accepted) -> bool:
+    """Whether so many tokens can have been accepted of this row."""
+    if isinstance(row, Draft):
+        accepted = row.draft[: answer.accepted]
+        return len(accepted) == answer.accepted == len(answer.tokens) - 1 and answer.tokens[:-1] == accepted
+    return answer.accepted == 0 and len(answer.tokens) == (isinstance(row, Prefill) and row.last)

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import deque
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
 from relay.messages import Accepted, Copy, Prefill, Round, Void, VoidReason
-from tasks.generation import FailureType, FinishReason, Outcome
+from tasks.generation import FailureType, FinishReason, Outcome, StopReason
 from workers.engine.shard import HeadShard
+from workers.errors import OutOfMemory
 from workers.head.courier import Answered, Courier
 from workers.head.drafters import Drafter
 from workers.head.forward import HeadForward
@@ -29,6 +31,7 @@ from workers.head.slots import NOTHING_HELD, HeadSlot
 from workers.head.timeline import MadeChunk, Timeline
 from workers.head.trace import NoTrace, Trace
 from workers.head.uplink import Uplink
+from workers.memory import free_unused, memory_watched
 
 log = logging.getLogger(__name__)
 
@@ -38,6 +41,9 @@ MAX_RESTARTS = 5
 WAIT_S = 0.2
 #: least time between two progress reports of a job
 PROGRESS_EVERY_S = 2.0
+#: seconds between handing jobs back to be alone with a suspect and its beginning: their messages must be back in the
+#: queue before it may bring the engine down
+CLEARED_FOR_S = 1.0
 
 
 class Report(Protocol):
@@ -98,6 +104,13 @@ class HeadEngine:
         self._active = False
         self._reported: dict[str, float] = {}
         self._rate = Rate()
+        self._device = shard.device
+        #: token ids of verdicts are below it
+        self.vocab_size = shard.vocab_size
+        #: (task id, reason) of stops not yet applied
+        self._stops: deque[tuple[str, StopReason]] = deque()
+        #: `time.perf_counter` before which no job begins
+        self._admits_from = 0.0
 
     def open(self, courier: Courier) -> None:
         """Go on over the link of a new epoch: the tail's slots are empty, so live jobs are prefilled again."""
@@ -113,11 +126,40 @@ class HeadEngine:
         if self._courier is not None:
             self._courier.wake()
 
-    def hand_back_all(self) -> None:
-        """Give up every job, running or waiting, so that another head may take it."""
+    def stop(self, task_id: str, reason: StopReason) -> None:
+        """From any thread: end this job with the text it has, at the beginning of the next turn.
+
+        A job that is not here, or not yet, is left alone: whoever wants it stopped asks again as long as it is live.
+        """
+        self._stops.append((task_id, reason))
+        self.wake()
+
+    def apply_stops(self) -> None:
+        """End the jobs that shall stop. Called by `step`, and by the engine's thread while there is no link."""
+        while self._stops:
+            task_id, reason = self._stops.popleft()
+            self._take_jobs()
+            slot, waiting = self._scheduler.holding(task_id), self._scheduler.withdraw(task_id)
+            if slot is not None:
+                job = self._vacate(slot)
+                self._report.finish(task_id, job.stopped(self._options.head_id, reason))
+            elif waiting is not None:
+                self._report.finish(task_id, waiting.never_begun(self._options.head_id, reason))
+
+    @property
+    def wants_jobs(self) -> bool:
+        """False while a suspect runs, or is the next to run: what comes meanwhile is handed back."""
+        return not self._scheduler.has_suspect
+
+    def hand_back_waiting(self) -> None:
+        """Give up the jobs without a slot, so that another head may take them."""
         self._take_jobs()
         for job in self._scheduler.drop_waiting():
             self._report.hand_back(job.task_id)
+
+    def hand_back_all(self) -> None:
+        """Give up every job, running or waiting, so that another head may take it."""
+        self.hand_back_waiting()
         for slot in self._scheduler.live():
             self._report.hand_back(self._vacate(slot).task_id)
 
@@ -130,6 +172,7 @@ class HeadEngine:
     def step(self) -> None:
         """One turn. Raises LinkLost when the epoch is over; the jobs stay and wait for `open`."""
         self._active = False
+        self.apply_stops()
         self._admit()
         self._advance()
         self._prefill()
@@ -139,6 +182,11 @@ class HeadEngine:
 
     def _admit(self) -> None:
         self._take_jobs()
+        for job in self._scheduler.clear_for_suspect():
+            self._report.hand_back(job.task_id)
+            self._admits_from = time.perf_counter() + CLEARED_FOR_S
+        if time.perf_counter() < self._admits_from:
+            return
         for slot in self._scheduler.admit():
             job = _job(slot)
             job.ledger.start()
@@ -167,7 +215,13 @@ class HeadEngine:
         for slot in slots:
             self._scheduler.depart(slot)
         lanes = self._lanes.num_used(self._scheduler.num_rows)
-        made = self._rounds.make(self._link().next_number(), slots, lanes)
+        try:
+            with memory_watched(self._device):
+                made = self._rounds.make(self._link().next_number(), slots, lanes)
+        except OutOfMemory as error:
+            self._lanes.answered(lane)
+            self._starved(slots, f"the head had no memory for a round of {len(slots)} jobs: {error}")
+            return
         self._send(lane, made.frame, made)
 
     def _send(self, lane: int, frame: Prefill | Round, made: MadeRound | MadeChunk) -> None:
@@ -193,14 +247,24 @@ class HeadEngine:
             self._send_chunk(chunk)
 
     def _send_chunk(self, chunk: Chunk) -> None:
-        slot, job = chunk.slot, _job(chunk.slot)
         started = time.perf_counter()
+        try:
+            with memory_watched(self._device):
+                frame = self._chunk_frame(chunk)
+        except OutOfMemory as error:
+            self._starved([chunk.slot], f"the head had no memory for {chunk.length} tokens of the prompt: {error}")
+            return
+        made = MadeChunk(chunk.length, time.perf_counter() - started)
+        self._send(self._scheduler.prefill_lane(chunk.slot), frame, made)
+
+    def _chunk_frame(self, chunk: Chunk) -> Prefill:
+        slot, job = chunk.slot, _job(chunk.slot)
         copy = None
         if chunk.copy is not None:
             copy = Copy(chunk.copy.source.index, chunk.copy.source.held.generation, chunk.copy.length)
             self._forward.copy_slot(copy.slot, slot.index, copy.length)
         tokens = job.tokens[chunk.start : chunk.start + chunk.length]
-        frame = Prefill(
+        return Prefill(
             number=self._link().next_number(),
             slot=slot.index,
             generation=slot.generation,
@@ -212,8 +276,6 @@ class HeadEngine:
             copy=copy,
             hidden=self._forward.run([tokens], [slot.index], [chunk.start]),
         )
-        made = MadeChunk(chunk.length, time.perf_counter() - started)
-        self._send(self._scheduler.prefill_lane(slot), frame, made)
 
     # -- collect ----------------------------------------------------------------------------------------------
 
@@ -235,6 +297,7 @@ class HeadEngine:
             self._uplink.measured(answered.bytes_up, answered.link_s)
         if isinstance(answered.frame, Round):
             self._lanes.answered(answered.lane)
+        starved: list[HeadSlot] = []
         for index, answer in enumerate(answered.verdict.rows):
             slot = self._scheduler.slots[answer.slot]
             if not slot.awaits(answer.generation, answer.round):
@@ -242,11 +305,15 @@ class HeadEngine:
             slot.answered(answer.round)
             _job(slot).ledger.spend(spent)
             if isinstance(answer, Void):
-                self._voided(slot, answer.reason)
+                if answer.reason is VoidReason.OUT_OF_MEMORY:
+                    starved.append(slot)
+                else:
+                    self._voided(slot, answer.reason)
             elif isinstance(made, MadeRound):
                 self._verified(slot, answer, made.confidence[index])
             elif isinstance(answered.frame, Prefill):
                 self._prefilled(slot, answer, answered.frame)
+        self._starved(starved, f"the tail had no memory for a frame of {made.num_tokens} tokens (numbers: its log)")
         self._timeline.applied(answered, began, time.perf_counter())
 
     def _prefilled(self, slot: HeadSlot, answer: Accepted, frame: Prefill) -> None:
@@ -290,8 +357,7 @@ class HeadEngine:
         """A row was not applied: prefill the job again, or fail it where that cannot help."""
         job = _job(slot)
         if reason is VoidReason.NON_FINITE:
-            self._forward.zero_slot(slot.index)
-            slot.held = NOTHING_HELD
+            self._clear(slot)
             self._fail(slot, FailureType.NON_FINITE, "the model's logits were not finite")
         elif reason is VoidReason.BOUNDS or job.restarts >= MAX_RESTARTS:
             self._fail(slot, FailureType.INTERNAL, f"the tail voided the job's rows: {reason.value}")
@@ -300,16 +366,34 @@ class HeadEngine:
             job.restarts += 1
             self._scheduler.restart(slot)
 
+    def _starved(self, slots: list[HeadSlot], message: str) -> None:
+        """There was no memory for these rows together: the longest job fails, the others begin again."""
+        if not slots:
+            return
+        log.warning("%s", message)
+        longest = max(slots, key=lambda slot: len(_job(slot).tokens))
+        self._fail(longest, FailureType.OUT_OF_MEMORY, message)
+        for slot in slots:
+            if slot is not longest:
+                self._scheduler.restart(slot)
+        free_unused(self._device)
+
     def _fail(self, slot: HeadSlot, failure: FailureType, message: str) -> None:
         job = self._vacate(slot)
         self._report.finish(job.task_id, job.failed(self._options.head_id, failure, message))
 
     def _vacate(self, slot: HeadSlot) -> Job:
+        if slot.awaited:  # values that are no numbers would have shown in the answers that nobody will look at now
+            self._clear(slot)
         job = self._scheduler.free(slot)
         self._drafter.end(slot.index)
         self._policy.end(slot.index)
         self._reported.pop(job.task_id, None)
         return job
+
+    def _clear(self, slot: HeadSlot) -> None:
+        self._forward.zero_slot(slot.index)
+        slot.held = NOTHING_HELD
 
     def _link(self) -> Courier:
         assert self._courier is not None, "an engine steps only with an open link"

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from relay.messages import Sampling
-from tasks.generation import FailureType, FinishReason, GenerationTask, Outcome
+from tasks.generation import FailureType, FinishReason, GenerationTask, Outcome, StopReason
 from workers.head.completion import Completion
 from workers.head.ledger import Ledger
 
@@ -25,6 +25,8 @@ class Job:
     ledger: Ledger = field(default_factory=Ledger)
     #: prefills begun again since the last commit
     restarts: int = 0
+    #: engines died over this job: it runs alone, so that it takes no other one with it
+    suspect: bool = False
 
     @property
     def task_id(self) -> str:
@@ -53,14 +55,24 @@ class Job:
 
     def completed(self, head: str, reason: FinishReason) -> Outcome:
         """The outcome of a job whose text is complete."""
-        return self._ended(head, reason, None, None)
+        return self._ended(head, reason=reason)
 
     def failed(self, head: str, failure: FailureType, message: str) -> Outcome:
         """The outcome of a job that cannot go on; the text so far is kept."""
-        return self._ended(head, None, failure, message)
+        return self._ended(head, failure=failure, message=message)
+
+    def stopped(self, head: str, reason: StopReason) -> Outcome:
+        """The outcome of a job that shall end here; the text so far is kept."""
+        return self._ended(head, stopped=reason)
 
     def _ended(
-        self, head: str, reason: FinishReason | None, failure: FailureType | None, message: str | None
+        self,
+        head: str,
+        *,
+        reason: FinishReason | None = None,
+        failure: FailureType | None = None,
+        message: str | None = None,
+        stopped: StopReason | None = None,
     ) -> Outcome:
         return Outcome(
             job=self.task.job,
@@ -73,7 +85,12 @@ class Job:
             failure=failure,
             failure_message=message,
             metrics=self.ledger.metrics(),
+            stopped=stopped,
         )
+
+    def never_begun(self, head: str, reason: StopReason) -> Outcome:
+        """The outcome of a job that shall end before it got a slot: without text and figures."""
+        return replace(self.stopped(head, reason), text=None, metrics=None)
 
 
 def rejected(task: GenerationTask, head: str, failure: FailureType, message: str) -> Outcome:
@@ -89,4 +106,5 @@ def rejected(task: GenerationTask, head: str, failure: FailureType, message: str
         failure=failure,
         failure_message=message,
         metrics=None,
+        stopped=None,
     )

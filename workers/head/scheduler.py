@@ -53,8 +53,8 @@ class Scheduler:
         self._waiting.append(job)
 
     def admit(self) -> Iterator[HeadSlot]:
-        """Give waiting jobs the free slots, yielding each slot as it starts."""
-        while self._waiting and (free := [slot for slot in self.slots if slot.phase is Phase.FREE]):
+        """Give waiting jobs the free slots, yielding each slot as it starts. A suspect shares with nobody."""
+        while self._may_begin_next() and (free := [slot for slot in self.slots if slot.phase is Phase.FREE]):
             job = self._waiting.popleft()
             slot = self._choose(job, free)
             slot.job = job
@@ -87,6 +87,32 @@ class Scheduler:
         """The slots with a job."""
         return [slot for slot in self.slots if slot.job is not None]
 
+    def holding(self, task_id: str) -> HeadSlot | None:
+        """The slot with this job, if it has one."""
+        return next((slot for slot in self.slots if slot.job is not None and slot.job.task_id == task_id), None)
+
+    def withdraw(self, task_id: str) -> Job | None:
+        """Take a waiting job out of the line; None if it does not stand there."""
+        job = next((job for job in self._waiting if job.task_id == task_id), None)
+        if job is not None:
+            self._waiting.remove(job)
+        return job
+
+    @property
+    def has_suspect(self) -> bool:
+        """Whether a suspect runs, or is the next to run: nothing else begins before it has ended."""
+        return self._suspect_runs() or bool(self._waiting and self._waiting[0].suspect)
+
+    def clear_for_suspect(self) -> list[Job]:
+        """Empty the line for a suspect, itself apart, and return what stood in it; nothing if there is none."""
+        if not self.has_suspect:
+            return []
+        kept = 0 if self._suspect_runs() else 1
+        cleared = list(self._waiting)[kept:]
+        for _ in cleared:
+            self._waiting.pop()
+        return cleared
+
     def drop_waiting(self) -> list[Job]:
         """Empty the line and return what stood in it."""
         waiting = list(self._waiting)
@@ -97,6 +123,14 @@ class Scheduler:
     def num_waiting(self) -> int:
         """Jobs without a slot."""
         return len(self._waiting)
+
+    def _may_begin_next(self) -> bool:
+        if not self._waiting:
+            return False
+        return not self.live() or not (self._waiting[0].suspect or self._suspect_runs())
+
+    def _suspect_runs(self) -> bool:
+        return any(slot.job is not None and slot.job.suspect for slot in self.slots)
 
     def _begin(self, slot: HeadSlot) -> None:
         slot.begin()

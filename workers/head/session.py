@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from relay.errors import LinkLost, RelayUnreachable
+from relay.errors import LinkLost, RelayError, RelayUnreachable
 from relay.messages import Error, Hello, Welcome
 from relay.profile import Profile
 from relay.transport import HeadLink, Lease, Relay, TailInfo
@@ -61,65 +62,107 @@ class Session:
 
 
 class TailSearch:
-    """Looks for a free tail that fits, and says what stands in the way."""
+    """Looks for a free tail that fits, and says what stands in the way.
+
+    Tails that failed us come last, the one that failed longest ago before the others: a standby gets its turn.
+    """
 
     def __init__(self, relay: Relay, offer: HeadOffer) -> None:
         self._relay = relay
         self._offer = offer
         #: what stands in the way now, for the error when the search is given up
         self.obstacle = "no tail is there"
+        #: tails that failed us, the latest at the end
+        self._failed: list[str] = []
 
-    def find(self) -> Session | None:
-        """A session with a free tail that fits, or None. Raises RelayUnreachable."""
+    def failed(self, tail: str) -> None:
+        """This tail died, fell silent or did not answer: try others before it."""
+        self._failed = [*(other for other in self._failed if other != tail), tail]
+
+    def find(self, stop: threading.Event) -> Session | None:
+        """A session with a free tail that fits, or None, also once `stop` is set. Raises RelayError."""
         self.obstacle = "no tail is there"
-        for tail in self._relay.tails():
+        for tail in self._in_order(self._relay.tails()):
+            if stop.is_set():
+                return None
             misfit = self._offer.misfit(tail)
-            session = None if misfit else self._open(tail)
+            session = None if misfit else self._try(tail, stop)
             if session is not None:
                 return session
             if misfit:
                 self.obstacle = misfit
         return None
 
-    def wait(self, stop: threading.Event, timeout_s: float | None) -> Session | None:
-        """Search until a tail is found, `stop` is set or `timeout_s` have passed (then None)."""
+    def wait(
+        self, stop: threading.Event, timeout_s: float | None, meanwhile: Callable[[], None] = lambda: None
+    ) -> Session | None:
+        """Search until a tail is found, `stop` is set or `timeout_s` have passed (then None).
+
+        A relay that is away, or refuses something, is one more obstacle. `meanwhile` is called between two looks.
+        """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         said: str | None = None
         while not stop.is_set() and (deadline is None or time.monotonic() < deadline):
             try:
-                session = self.find()
-            except RelayUnreachable as error:
+                session = self.find(stop)
+            except RelayError as error:
                 session, self.obstacle = None, str(error)
             if session is not None:
                 return session
             if said != self.obstacle:
                 said = self.obstacle
                 log.warning("%s: taking no jobs until a fitting tail is free", self.obstacle)
+            meanwhile()
             stop.wait(SEARCH_EVERY_S)
         return None
 
-    def _open(self, tail: TailInfo) -> Session | None:
-        lease = self._relay.lease(self._offer.head, tail)
-        if lease is None:
-            self.obstacle = f"tail {tail.tail} is leased by another head"
-            return None
-        session = Session(lease, self._relay.connect(lease, self._offer.hello(lease.epoch)))
+    def _in_order(self, tails: list[TailInfo]) -> list[TailInfo]:
+        there = {tail.tail for tail in tails}
+        self._failed = [tail for tail in self._failed if tail in there]
+        places = {tail: place for place, tail in enumerate(self._failed)}
+        return sorted(tails, key=lambda tail: places.get(tail.tail, -1))
+
+    def _try(self, tail: TailInfo, stop: threading.Event) -> Session | None:
+        """Open an epoch on this tail; what goes wrong with it must not keep us from the next one."""
         try:
-            refusal = await_welcome(session.link, WELCOME_TIMEOUT_S)
+            lease = self._relay.lease(self._offer.head, tail)
+            if lease is None:
+                self.obstacle = f"tail {tail.tail} is leased by another head"
+                return None
+            return self._open(lease, stop)
+        except RelayUnreachable:
+            raise
+        except RelayError as error:
+            self.failed(tail.tail)
+            self.obstacle = f"tail {tail.tail}: {error}"
+            return None
+
+    def _open(self, lease: Lease, stop: threading.Event) -> Session | None:
+        try:
+            link = self._relay.connect(lease, self._offer.hello(lease.epoch))
+        except BaseException:
+            lease.release()  # it would renew itself for ever
+            raise
+        session = Session(lease, link)
+        try:
+            refusal = await_welcome(session, WELCOME_TIMEOUT_S, stop)
         except LinkLost as error:
             refusal = str(error)
         if refusal is None:
             return session
         session.close()
+        self.failed(lease.tail.tail)
         self.obstacle = refusal
         return None
 
 
-def await_welcome(link: HeadLink, timeout_s: float) -> str | None:
+def await_welcome(session: Session, timeout_s: float, stop: threading.Event) -> str | None:
     """Wait for the answer to a hello: None if welcome, else the reason. Raises LinkLost."""
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
-        received = link.receive(0.2)
+        if stop.is_set() or not session.lease.held():
+            return f"tail {session.lease.tail.tail} {'is not needed any more' if stop.is_set() else 'is gone'}"
+        received = session.link.receive(0.2)
         if received is None:
             continue
         if isinstance(received.message, Welcome):

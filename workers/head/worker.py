@@ -27,6 +27,7 @@ from workers.head.options import EngineOptions
 from workers.head.presence import Identity, Load, Presence
 from workers.head.prompts import PromptReader
 from workers.head.session import HeadOffer, Session, TailSearch
+from workers.head.stops import StopWatch
 from workers.head.trace import open_trace
 from workers.progress import log_progress
 from workers.served import ServedModel
@@ -105,11 +106,17 @@ def _assembled(settings: HeadSettings, served: ServedModel, client: redis.Redis)
 
         identity = Identity(settings.head_id, settings.served_name, served.profile, settings.slots)
         # The fronts close before the presence ends: what they hand back needs no restoring by others.
-        with closing(Presence(client, identity, load)), closing(_fronts(settings, address, authkey)) as fronts:
+        with (
+            closing(Presence(client, identity, load)),
+            closing(StopWatch(client, server.live, engine.stop)),
+            closing(_fronts(settings, address, authkey)) as fronts,
+        ):
             try:
                 yield HeadWorker(engine, server, fronts)
-            finally:
-                engine.hand_back_all()
+            except BaseException:
+                server.close()  # the fronts see an engine that died over its jobs: that counts as one try of each
+                raise
+            engine.hand_back_all()
 
 
 def engine_options(settings: HeadSettings, wire_dtype: str) -> EngineOptions:
@@ -171,23 +178,27 @@ class HeadWorker:
         if session is None and not stop.is_set():
             raise NoTail(f"{search.obstacle}; gave up after {tail_timeout_s:g} s")
         while session is not None:
-            self._work_over(session, stop)
+            if not self._work_over(session, stop):
+                search.failed(session.lease.tail.tail)
             session = self._next_session(search, stop)
 
-    def _work_over(self, session: Session, stop: threading.Event) -> None:
-        """Step the engine until the session is lost, or stopped and drained."""
+    def _work_over(self, session: Session, stop: threading.Event) -> bool:
+        """Step the engine until it was stopped and drained (True) or the session is lost (False)."""
         log.info("epoch %d on tail %s: taking jobs", session.lease.epoch, session.lease.tail.tail)
+        vocab_size = self._engine.vocab_size
         try:
-            self._engine.open(Courier(session.link, give_up_after_s=self.patience_s))
-            self._server.set_consuming(True)
+            self._engine.open(Courier(session.link, give_up_after_s=self.patience_s, vocab_size=vocab_size))
             while not stop.is_set():
+                self._server.set_consuming(self._engine.wants_jobs)
                 self._step(session)
             self._drain(session)
+            return True
         except LinkLost as error:
             # A slow tail must not be given up again and again at the same frame: the next one gets longer.
             silent = isinstance(error, TailSilent)
             self.patience_s = min(2 * self.patience_s, MAX_PATIENCE_S) if silent else GIVE_UP_AFTER_S
             log.warning("lost tail %s: %s", session.lease.tail.tail, error)
+            return False
         finally:
             self._server.set_consuming(False)
             session.close()
@@ -198,8 +209,9 @@ class HeadWorker:
         self._engine.step()
 
     def _drain(self, session: Session) -> None:
-        """Let the running jobs finish within the grace period; the fronts hand the rest back."""
+        """Let the running jobs finish within the grace period; the others, and what is left, go back to the queue."""
         self._server.set_consuming(False)
+        self._engine.hand_back_waiting()
         drain = threading.Thread(target=self._fronts.close, name="drain", daemon=True)
         drain.start()
         while drain.is_alive():
@@ -207,9 +219,9 @@ class HeadWorker:
 
     def _next_session(self, search: TailSearch, stop: threading.Event) -> Session | None:
         """Wait for a tail; jobs that waited with us for too long go back to the queue meanwhile."""
-        session = search.wait(stop, HAND_BACK_AFTER_S)
+        session = search.wait(stop, HAND_BACK_AFTER_S, self._engine.apply_stops)
         if session is None and not stop.is_set():
             log.warning("no tail for %g s: handing every job back", HAND_BACK_AFTER_S)
             self._engine.hand_back_all()
-            session = search.wait(stop, None)
+            session = search.wait(stop, None, self._engine.apply_stops)
         return session

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -13,7 +14,11 @@ from workers.engine.sampling import SamplingRows, choose
 from workers.engine.shard import TailShard
 from workers.engine.tensors import from_wire, pack_rows, pad_rows
 from workers.engine.verify import verify
+from workers.errors import OutOfMemory
+from workers.memory import free_unused, memory_watched
 from workers.tail.slots import SlotTable, void
+
+log = logging.getLogger(__name__)
 
 
 class _Fresh(NamedTuple):
@@ -38,7 +43,7 @@ class TailEngine:
         started = time.perf_counter()
         match frame:
             case Prefill():
-                row: Accepted | Void = self._table.judge(frame) or self._prefill(frame)
+                row: Accepted | Void = self._table.judge(frame) or self._prefill_if_it_fits(frame)
             case Release():
                 row = self._table.judge(frame) or self._table.released(frame)
         return Verdict(frame.number, (row,), time.perf_counter() - started)
@@ -47,8 +52,22 @@ class TailEngine:
     def answer_rounds(self, frames: Sequence[Round]) -> list[Verdict]:
         """The verdicts on rounds that run as one forward; no slot stands in two of the frames.
 
-        Each verdict tells its share of the time, by the positions its rows bring.
+        Each verdict tells its share of the time, by the positions its rows bring. Rounds that find no memory
+        together are run one after the other; the rows of one that finds none by itself come back void.
         """
+        try:
+            with memory_watched(self._shard.device):
+                return self._answer_rounds(frames)
+        except OutOfMemory as error:
+            log.warning("no memory for %d rounds, %d rows: %s", len(frames), sum(len(f.rows) for f in frames), error)
+        free_unused(self._shard.device)
+        if len(frames) > 1:
+            return [self.answer_rounds([frame])[0] for frame in frames]
+        (frame,) = frames
+        rows = [self._table.judge(row) or self._spoil(row, VoidReason.OUT_OF_MEMORY) for row in frame.rows]
+        return [Verdict(frame.number, tuple(rows), 0.0)]
+
+    def _answer_rounds(self, frames: Sequence[Round]) -> list[Verdict]:
         started = time.perf_counter()
         judged = [self._judge(frame) for frame in frames]
         fresh = [row for rows in judged for row in rows if isinstance(row, _Fresh)]
@@ -63,17 +82,29 @@ class TailEngine:
             for frame, rows, share in zip(frames, answers, shares, strict=True)
         ]
 
+    def _prefill_if_it_fits(self, chunk: Prefill) -> Accepted | Void:
+        try:
+            with memory_watched(self._shard.device):
+                return self._prefill(chunk)
+        except OutOfMemory as error:
+            log.warning("no memory for a prefill of %d tokens: %s", chunk.hidden.shape[0], error)
+        free_unused(self._shard.device)
+        return self._spoil(chunk, VoidReason.OUT_OF_MEMORY)
+
     def _prefill(self, chunk: Prefill) -> Accepted | Void:
         if not self._is_hidden(chunk.hidden.shape):
             return void(chunk, VoidReason.BOUNDS)
         if chunk.copy is not None and chunk.copy.slot != chunk.slot:
             self._shard.copy_slot(chunk.copy.slot, chunk.slot, chunk.copy.length)
         output = self._forward(self._hidden(chunk)[None], [chunk.slot], [chunk.position])
+        # Every chunk, not only the last: the job may be stopped before that, and the slot be used by another one.
+        if not bool(torch.isfinite(output).all()):
+            return self._spoil(chunk, VoidReason.NON_FINITE)
         if not chunk.last:
             return self._table.prefilled(chunk, None)
         logits = self._shard.logits(output[:, -1])
         if not bool(torch.isfinite(logits).all()):
-            return self._spoil(chunk)
+            return self._spoil(chunk, VoidReason.NON_FINITE)
         position = chunk.position + chunk.hidden.shape[0]
         return self._table.prefilled(chunk, int(self._choose(logits, [chunk.sampling], [position])))
 
@@ -108,14 +139,14 @@ class TailEngine:
         accepted = verify(choices, drafts, lengths)
         following = choices.gather(1, accepted[:, None])[:, 0].tolist()
         return [
-            self._table.verified(row, num, token) if is_finite else self._spoil(row)
+            self._table.verified(row, num, token) if is_finite else self._spoil(row, VoidReason.NON_FINITE)
             for row, num, token, is_finite in zip(rows, accepted.tolist(), following, finite, strict=True)
         ]
 
-    def _spoil(self, row: Prefill | Draft) -> Void:
+    def _spoil(self, row: Prefill | Draft, reason: VoidReason) -> Void:
         # NaN behind a mask still poisons attention, so the slot's cache must not keep any.
         self._shard.zero_slot(row.slot)
-        return self._table.spoiled(row)
+        return self._table.spoiled(row, reason)
 
     def _sampling(self, row: Draft) -> Sampling:
         sampling = self._table[row.slot].sampling

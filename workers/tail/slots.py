@@ -121,14 +121,14 @@ class SlotTable:
         slot.filled, slot.token, slot.sampling = 0, None, None
         return self._answered(slot, row, Accepted(row.slot, row.generation, row.round, 0, ()))
 
-    def spoiled(self, row: Prefill | Draft) -> Void:
-        """End a slot's generation whose logits were not finite. The caller zeroes the slot's cache."""
+    def spoiled(self, row: Prefill | Draft, reason: VoidReason) -> Void:
+        """End a slot's generation: what the layers made of the row is of no use. The caller zeroes the slot's cache."""
         slot = self._slots[row.slot]
         if slot.generation != row.generation:
             slot.answers.clear()
         slot.generation = row.generation
         slot.filled, slot.token, slot.sampling = 0, None, None
-        return self._answered(slot, row, void(row, VoidReason.NON_FINITE))
+        return self._answered(slot, row, void(row, reason))
 
     def _answered(self, slot: TailSlot, row: Row, answer: A) -> A:
         slot.round = row.round

@@ -9,10 +9,10 @@ from dataclasses import replace
 from typing import Any
 
 from relay import keys
-from relay.errors import LinkLost, RelayUnreachable
+from relay.errors import LinkLost, RelayError, RelayUnreachable
 from relay.messages import Error, ErrorReason, Hello, Prefill, Release, Round, Verdict, Welcome
 from relay.streams import RedisRelay
-from relay.transport import Received, Relay, TailInfo, TailLink
+from relay.transport import Announcement, Received, Relay, TailInfo, TailLink
 from workers.engine.shard import TailShard
 from workers.engine.source import Part
 from workers.progress import log_progress
@@ -26,10 +26,15 @@ log = logging.getLogger(__name__)
 
 #: how often an idle tail looks for a new epoch and for its end
 POLL_S = 0.2
+#: how often a tail tries again what the relay did not do
+RETRY_S = 1.0
 
 
 def run(settings: TailSettings) -> None:
-    """Serve as a tail until SIGTERM or SIGINT. Raises WorkerError or RelayError when it cannot start."""
+    """Serve as a tail until SIGTERM or SIGINT. Raises WorkerError or RelayError when it cannot start.
+
+    Once its half is loaded, a relay that is away is waited for, however long that takes.
+    """
     stop = stop_on_signals()
     relay = RedisRelay(settings.relay_url, allow_insecure=settings.allow_insecure)
     try:
@@ -60,10 +65,13 @@ class TailWorker:
         self._link: TailLink | None = None
         self._engine: TailEngine | None = None
         self._line = Line()
+        self._opening = _Outage("no epoch can be opened")
 
     def serve(self, stop: threading.Event) -> None:
-        """Announce the tail and answer frames until `stop` is set."""
-        presence = self._relay.announce(self._tail)
+        """Announce the tail and answer frames until `stop` is set. Raises RelayRefused."""
+        presence = self._announce(stop)
+        if presence is None:
+            return
         watcher = _HelloWatcher(self._relay, self._tail.tail, stop)
         watcher.start()
         log.info("tail %s waits for a head (layers from %d)", self._tail.tail, self._tail.split)
@@ -78,6 +86,20 @@ class TailWorker:
             presence.close()
             self._close_link()
             watcher.join(timeout=5)
+
+    def _announce(self, stop: threading.Event) -> Announcement | None:
+        """Make the tail known, as soon as the relay answers; None if `stop` was set before."""
+        outage = _Outage("this tail cannot be announced")
+        while not stop.is_set():
+            try:
+                presence = self._relay.announce(self._tail)
+            except RelayUnreachable as error:
+                outage.goes_on(error)
+                stop.wait(RETRY_S)
+            else:
+                outage.is_over()
+                return presence
+        return None
 
     def _turn(self, stop: threading.Event) -> None:
         """Answer what waits, as far as it runs as one; wait a moment if nothing does."""
@@ -105,26 +127,32 @@ class TailWorker:
         try:
             answers = answer_next(self._line, engine)
         except Exception as error:
-            # The head must not wait for a tail that is about to die of this (out of memory, say).
+            # The head must not wait for a tail that is about to die of this.
             link.send(0, Error(self._epoch, ErrorReason.TAIL_FAILED, f"tail {self._tail.tail}: {error!r}"))
             raise
         for lane, verdict in answers:
             link.send(lane, verdict)
 
     def _open(self, hello: Hello) -> None:
-        """Start the epoch that `hello` asks for, or refuse it; the previous epoch is over either way."""
+        """Start the epoch that `hello` asks for, or refuse it; the previous epoch is over either way.
+
+        Where the relay does not let us, the next turn tries again.
+        """
         self._close_link()
-        self._epoch = hello.epoch
-        link = self._relay.accept(self._tail.tail, hello)
+        try:
+            link = self._relay.accept(self._tail.tail, hello)
+        except RelayError as error:
+            self._opening.goes_on(error)
+            return
+        self._opening.is_over()
+        self._epoch, self._link = hello.epoch, link
         refusal = refuse(self._tail, hello)
         if refusal is not None:
             log.warning("refused head %s: %s", hello.head, refusal.message)
-            link.send(0, refusal)
-            link.close()
+            link.send(0, refusal)  # the link stays up to the next hello: closing it now might drop what it sends
             return
         log.info("epoch %d: head %s with %d slots", hello.epoch, hello.head, hello.slots)
         self._engine = TailEngine(self._shard, slots=hello.slots, max_query=hello.max_query)
-        self._link = link
         link.send(0, Welcome(self._tail.tail, hello.epoch))
 
     def _close_link(self) -> None:
@@ -161,17 +189,35 @@ class _HelloWatcher(threading.Thread):
         return self._newest
 
     def run(self) -> None:
-        reachable = True
+        outage = _Outage("no hello can be heard")
         while not self._stop_event.is_set():
             epoch = self._newest.epoch if self._newest else 0
             try:
                 self._newest = self._relay.await_hello(self._tail, epoch, 1.0) or self._newest
-                reachable = True
-            except RelayUnreachable as error:
-                if reachable:
-                    log.warning("no relay: %s", error)
-                reachable = False
-                self._stop_event.wait(1.0)
+                outage.is_over()
+            except RelayError as error:
+                outage.goes_on(error)
+                self._stop_event.wait(RETRY_S)
+
+
+class _Outage:
+    """Something that is tried until it works: one line when it begins to fail, and one when that is over."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._failing = False
+
+    def goes_on(self, error: RelayError) -> None:
+        """It failed."""
+        if not self._failing:
+            log.warning("%s: %s; trying on", self._what, error)
+        self._failing = True
+
+    def is_over(self) -> None:
+        """It worked."""
+        if self._failing:
+            log.info("%s: over", self._what)
+        self._failing = False
 
 
 def refuse(tail: TailInfo, hello: Hello) -> Error | None:
