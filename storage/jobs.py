@@ -84,7 +84,7 @@ def mark_running(db: Database, jobs: Iterable[RunningJob]) -> int:
     changed = (job.c.state != JobState.RUNNING) | job.c.head.is_distinct_from(bindparam("job_head"))
     update = job.update().where(*_NAMED, *_one_of(states_before(JobState.RUNNING)), changed)
     with db.write() as connection:
-        lock_batches_of(connection, [key["job_id"] for key in keys])
+        lock_batches_of(connection, [str(key["job_id"]) for key in keys])
         return connection.execute(update.values(state=JobState.RUNNING, head=bindparam("job_head")), keys).rowcount
 
 
@@ -197,7 +197,7 @@ def _in_turn_by_priority(connection: Connection, model: str, max_jobs: int) -> I
         yield from _in_turn([_waiting(connection, batch_id, model, page) for batch_id in peers])
 
 
-def _batches_with_waiting(connection: Connection, model: str) -> Sequence[Row[Any]]:
+def _batches_with_waiting(connection: Connection, model: str) -> Sequence[Row[Any, Any]]:
     has_waiting = exists().where(job.c.batch_id == batch.c.id, job.c.model == model, IS_WAITING)
     in_flight = (
         select(job.c.batch_id, func.count().label("number"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, bindparam, select
+from sqlalchemy import ColumnElement, Connection, bindparam, literal, select
 
 from storage.batches import check_ours
 from storage.database import Database
@@ -65,10 +65,9 @@ def _take_over(connection: Connection, matches: Sequence[dict[str, Any]], now: f
     if not matches:
         return 0
     stored = job.alias("stored")
-    copies = {
-        name: select(stored.c[name]).where(stored.c.id == bindparam("source_id")).scalar_subquery() for name in _COPIED
-    }
-    update = job.update().where(job.c.id == bindparam("job_id"))
-    values = {**copies, "state": JobState.COMPLETED, "recorded_at": now, "reused_from": bindparam("source_id")}
+    pair = (job.c.id == bindparam("job_id"), stored.c.id == bindparam("source_id"))
+    update = job.update().where(*pair, stored.c.request_key == job.c.request_key)
+    values: dict[str, ColumnElement[Any]] = {name: stored.c[name] for name in _COPIED}
+    values |= {"state": literal(JobState.COMPLETED), "recorded_at": literal(now), "reused_from": stored.c.id}
     connection.execute(update.values(values), list(matches))
     return len(matches)

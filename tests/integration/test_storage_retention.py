@@ -1,0 +1,187 @@
+"""Deleting batches and backing up a database."""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from storage.batches import add_jobs, begin_submission, get_batch, list_batches, publish_batch
+from storage.database import Database
+from storage.errors import BackupFailed, BatchNotFound, BatchOpen, SubmissionSuperseded
+from storage.jobs import claim_waiting, iterate_results
+from storage.outcomes import record_outcomes, unknown_records
+from storage.records import NewBatch, NewJob, OutcomeRow, Submission
+from storage.retention import backup, delete_batch, prune
+from storage.states import JobState
+from storage.stops import cancel_batch
+
+pytest_plugins = ["tests.integration.storage_databases"]
+
+REQUEST = '{"prompt":"p","seed":1}'
+START = 1_700_000_000.0
+DAY = 86_400.0
+
+
+class Clock:
+    """A clock that is set by hand."""
+
+    def __init__(self) -> None:
+        self.now = START
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def db(url: str, clock: Clock) -> Iterator[Database]:
+    with Database.open(url, clock=clock) as database:
+        yield database
+
+
+def write(db: Database, count: int) -> Submission:
+    submission = begin_submission(db, NewBatch("hash"))
+    add_jobs(db, submission, [NewJob(n, f"id-{n}", "m", "u", REQUEST) for n in range(1, count + 1)])
+    return submission
+
+
+def submit(db: Database, count: int) -> str:
+    return publish_batch(db, write(db, count)).id
+
+
+def test_an_ended_batch_is_deleted_with_its_jobs(db: Database) -> None:
+    kept, deleted = submit(db, 2), submit(db, 3)
+    cancel_batch(db, deleted)
+
+    assert delete_batch(db, deleted) == 3
+
+    assert [batch.id for batch in list_batches(db)] == [kept]
+    assert list(iterate_results(db, deleted)) == []
+    assert len(list(iterate_results(db, kept))) == 2
+    with pytest.raises(BatchNotFound):
+        delete_batch(db, deleted)
+
+
+def test_an_open_batch_cannot_be_deleted(db: Database) -> None:
+    batch_id = submit(db, 2)
+    with pytest.raises(BatchOpen, match="it is in_progress"):
+        delete_batch(db, batch_id)
+    claim_waiting(db, "m", max_jobs=1, max_bytes=10**6)
+    cancel_batch(db, batch_id)
+    with pytest.raises(BatchOpen, match="it is cancelling"):
+        delete_batch(db, batch_id)
+    assert get_batch(db, batch_id).counts.total == 2
+
+
+def test_an_interrupted_submission_can_be_deleted_and_no_longer_writes(db: Database) -> None:
+    submission = write(db, 2)
+    assert delete_batch(db, submission.batch.id) == 2
+    with pytest.raises(SubmissionSuperseded):
+        publish_batch(db, submission)
+
+
+def test_a_record_of_a_deleted_job_is_counted_and_does_no_harm(db: Database) -> None:
+    batch_id = submit(db, 1)
+    cancel_batch(db, batch_id)
+    delete_batch(db, batch_id)
+
+    recorded = record_outcomes(db, [OutcomeRow(f"{batch_id}-1", 1, "h", JobState.COMPLETED, "late")])
+    assert (recorded.unknown, unknown_records(db)) == (1, 1)
+
+
+def test_only_batches_that_ended_long_enough_ago_are_pruned(db: Database, clock: Clock) -> None:
+    ids = {}
+    for name in ("oldest", "old", "open", "recent"):
+        ids[name] = submit(db, 1)
+    validating = write(db, 1).batch.id
+    cancel_batch(db, ids["oldest"])
+    clock.now += 1
+    (job,) = [item for item in claim_waiting(db, "m", max_jobs=9, max_bytes=10**6) if item.batch_id == ids["old"]]
+    record_outcomes(db, [OutcomeRow(job.id, 1, "h", JobState.COMPLETED, "x")])
+    clock.now += DAY
+    for item in (ids["recent"],):
+        record_outcomes(db, [OutcomeRow(f"{item}-1", 1, "h", JobState.FAILED)])
+    clock.now += 30 * DAY - 0.5
+
+    assert prune(db, 30 * DAY) == [ids["oldest"], ids["old"]]
+    assert {batch.id for batch in list_batches(db)} == {ids["open"], ids["recent"], validating}
+    clock.now += 1
+    assert prune(db, 30 * DAY) == [ids["recent"]]
+    assert prune(db, 0) == []
+
+
+@pytest.fixture
+def file_db(tmp_path: Path) -> Iterator[Database]:
+    with Database.open(f"sqlite:///{tmp_path}/shardq.sqlite3") as database:
+        yield database
+
+
+def test_a_backup_is_a_whole_database_that_only_its_owner_may_read(file_db: Database, tmp_path: Path) -> None:
+    batch_id = submit(file_db, 3)
+    target = tmp_path / "backup.sqlite3"
+
+    backup(file_db, target)
+
+    assert target.stat().st_mode & 0o077 == 0
+    assert {path.name for path in tmp_path.iterdir() if "backup" in path.name} == {"backup.sqlite3"}
+    with Database.open(f"sqlite:///{target}") as copy:
+        assert get_batch(copy, batch_id) == get_batch(file_db, batch_id)
+
+
+def test_a_backup_of_a_database_in_use_is_the_state_of_one_moment(file_db: Database, tmp_path: Path) -> None:
+    submit(file_db, 2000)
+    done = threading.Event()
+
+    def work() -> None:
+        number = 0
+        while not done.is_set():
+            number += 1
+            submit(file_db, 2)
+
+    worker = threading.Thread(target=work)
+    worker.start()
+    try:
+        for number in range(5):
+            backup(file_db, tmp_path / f"{number}.copy")
+    finally:
+        done.set()
+        worker.join()
+
+    for number in range(5):
+        with closing(sqlite3.connect(tmp_path / f"{number}.copy")) as copy:
+            assert copy.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+            ((batches, jobs),) = copy.execute(
+                "SELECT (SELECT count(*) FROM batch WHERE status = 'in_progress'), "
+                "(SELECT count(*) FROM job JOIN batch ON batch.id = batch_id WHERE status = 'in_progress')"
+            )
+            assert jobs == 2000 + 2 * (batches - 1)
+
+
+def test_a_backup_overwrites_nothing(file_db: Database, tmp_path: Path) -> None:
+    target = tmp_path / "precious"
+    target.write_text("precious")
+    with pytest.raises(BackupFailed, match="precious exists"):
+        backup(file_db, target)
+    assert target.read_text() == "precious"
+
+
+def test_a_backup_that_cannot_be_written_leaves_nothing(file_db: Database, tmp_path: Path) -> None:
+    with pytest.raises(BackupFailed, match="no backup was written to .*nowhere/b"):
+        backup(file_db, tmp_path / "nowhere" / "b")
+    assert {path.name.split("-")[0] for path in tmp_path.iterdir()} == {"shardq.sqlite3"}
+
+
+def test_postgresql_is_backed_up_by_its_own_tools(db: Database, tmp_path: Path) -> None:
+    if db.sqlite_file is not None:
+        pytest.skip("SQLite is backed up here")
+    with pytest.raises(BackupFailed, match="pg_dump"):
+        backup(db, tmp_path / "b")

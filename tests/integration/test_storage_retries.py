@@ -1,0 +1,248 @@
+"""Retrying the jobs of an ended batch, on both kinds of database."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+import pytest
+
+from storage.batches import add_jobs, begin_submission, get_batch, publish_batch
+from storage.database import Database
+from storage.errors import BatchIncomplete, BatchNotFound, BatchOpen
+from storage.jobs import claim_waiting, get_job, iterate_results, mark_running, progress
+from storage.outcomes import record_outcomes
+from storage.records import BatchRow, ClaimedJob, Counts, JobRow, NewBatch, NewJob, OutcomeRow, RunningJob
+from storage.retries import retry_batch
+from storage.states import BatchStatus, JobState
+from storage.stops import cancel_batch, cancel_job, expire_due, pending_stops
+
+pytest_plugins = ["tests.integration.storage_databases"]
+
+REQUEST = '{"prompt":"p","seed":1}'
+START = 1_700_000_000.0
+
+C, F = JobState.COMPLETED, JobState.FAILED
+
+
+class Clock:
+    """A clock that is set by hand."""
+
+    def __init__(self) -> None:
+        self.now = START
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def db(url: str, clock: Clock) -> Iterator[Database]:
+    with Database.open(url, clock=clock) as database:
+        yield database
+
+
+def submit(
+    db: Database, count: int, *, expires_at: float | None = None, deadlines: dict[int, float] | None = None
+) -> str:
+    """A published batch; `deadlines` by line."""
+    submission = begin_submission(db, NewBatch("hash", expires_at=expires_at))
+    own = deadlines or {}
+    lines = range(1, count + 1)
+    add_jobs(db, submission, [NewJob(n, f"id-{n}", "m", "u", REQUEST, own.get(n)) for n in lines])
+    return publish_batch(db, submission).id
+
+
+def claim(db: Database, count: int = 99) -> list[ClaimedJob]:
+    return claim_waiting(db, "m", max_jobs=count, max_bytes=10**9)
+
+
+def end(db: Database, *states: JobState) -> list[ClaimedJob]:
+    """Claim as many jobs as there are states, and end them so."""
+    claimed = claim(db, len(states))
+    record_outcomes(
+        db,
+        [
+            OutcomeRow(item.id, item.attempt, "h", state, text=f"text {item.attempt}", token_ids=(1, 2, 3), drafted=4)
+            for item, state in zip(claimed, states, strict=True)
+        ],
+    )
+    return claimed
+
+
+def test_failed_jobs_wait_again_under_a_new_attempt(db: Database, clock: Clock) -> None:
+    batch_id = submit(db, 3)
+    end(db, C, F, F)
+    before = get_batch(db, batch_id)
+    clock.now += 60
+
+    assert retry_batch(db, batch_id, [F]) == 2
+
+    again = get_batch(db, batch_id)
+    assert (again.status, again.counts) == (BatchStatus.IN_PROGRESS, Counts(waiting=2, completed=1))
+    assert (again.completed_at, again.finalizing_at, again.ended_at) == (None, None, None)
+    assert again.in_progress_at == before.in_progress_at
+    retried = claim(db)
+    assert [(item.custom_id, item.attempt) for item in retried] == [("id-2", 2), ("id-3", 2)]
+
+    ended = record_outcomes(db, [OutcomeRow(item.id, 2, "h", C, text="text 2") for item in retried])
+    assert ended.ended_batches == (batch_id,)
+    assert [job.text for job in iterate_results(db, batch_id)] == ["text 1", "text 2", "text 2"]
+    assert get_batch(db, batch_id).completed_at == START + 60
+
+
+def _outcome_columns(row: JobRow) -> dict[str, object]:
+    """What an attempt leaves behind."""
+    kept = {"id", "batch_id", "line", "custom_id", "model", "url", "state", "attempt", "deliveries", "request_bytes"}
+    values = dataclasses.asdict(row)
+    return {name: value for name, value in values.items() if name not in kept}
+
+
+def test_nothing_of_the_attempt_before_is_left(db: Database) -> None:
+    batch_id = submit(db, 2)
+    fresh = _outcome_columns(get_job(db, f"{batch_id}-1"))
+    first, second = claim(db)
+    mark_running(db, [RunningJob(first.id, 1, "h")])
+    cancel_job(db, second.id)
+    record_outcomes(
+        db,
+        [
+            OutcomeRow(first.id, 1, "h", F, "text", (1,), "stop", "x", "y", 3, 1.0, 2.0, 0.1, 5.0, 1, 2.0, 4, 3, 1, 9),
+            OutcomeRow(first.id, 1, "h", F),
+            OutcomeRow(second.id, 1, "h", JobState.CANCELLED, "partial"),
+        ],
+    )
+
+    assert retry_batch(db, batch_id, [F, JobState.CANCELLED]) == 2
+
+    for line in (1, 2):
+        assert _outcome_columns(get_job(db, f"{batch_id}-{line}")) == fresh
+    assert pending_stops(db) == []
+
+
+def test_a_record_of_the_attempt_before_is_stale(db: Database) -> None:
+    batch_id = submit(db, 1)
+    (job,) = end(db, F)
+    retry_batch(db, batch_id, [F])
+
+    late = record_outcomes(db, [OutcomeRow(job.id, 1, "h", C, text="late")])
+    assert (late.applied, late.stale) == (0, 1)
+    assert mark_running(db, [RunningJob(job.id, 1, "h")]) == 0
+    assert (get_job(db, job.id).state, get_job(db, job.id).stale_records) == (JobState.WAITING, 1)
+
+
+def test_a_retry_that_finds_no_job_leaves_the_batch_ended(db: Database) -> None:
+    batch_id = submit(db, 2)
+    end(db, C, F)
+    before = get_batch(db, batch_id)
+
+    assert retry_batch(db, batch_id, [JobState.EXPIRED, JobState.CANCELLED]) == 0
+    assert retry_batch(db, batch_id, []) == 0
+    assert get_batch(db, batch_id) == before
+
+
+def test_a_completed_job_is_never_retried(db: Database) -> None:
+    batch_id = submit(db, 1)
+    end(db, C)
+    with pytest.raises(ValueError, match="completed cannot be retried"):
+        retry_batch(db, batch_id, [C, F])
+
+
+@pytest.mark.parametrize("state", [JobState.WAITING, JobState.QUEUED, JobState.RUNNING])
+def test_an_open_job_is_never_retried(db: Database, state: JobState) -> None:
+    with pytest.raises(ValueError, match="cannot be retried"):
+        retry_batch(db, submit(db, 1), [state])
+
+
+def test_a_batch_that_has_not_ended_cannot_be_retried(db: Database) -> None:
+    batch_id = submit(db, 2)
+    end(db, F)
+    with pytest.raises(BatchOpen, match=f"{batch_id} has not ended: it is in_progress"):
+        retry_batch(db, batch_id, [F])
+    claim(db)
+    cancel_batch(db, batch_id)
+    with pytest.raises(BatchOpen, match="it is cancelling"):
+        retry_batch(db, batch_id, [F])
+    with pytest.raises(BatchNotFound):
+        retry_batch(db, "batch_none", [F])
+
+
+def test_a_batch_that_was_cancelled_while_it_was_written_cannot_be_retried(db: Database) -> None:
+    submission = begin_submission(db, NewBatch("hash"))
+    add_jobs(db, submission, [NewJob(1, "id-1", "m", "u", REQUEST)])
+    cancel_batch(db, submission.batch.id)
+    with pytest.raises(BatchIncomplete, match="submit the file again"):
+        retry_batch(db, submission.batch.id, [JobState.CANCELLED])
+
+
+def _expired(db: Database, clock: Clock) -> BatchRow:
+    batch_id = submit(db, 2, expires_at=START + 10)
+    end(db, F)
+    clock.now = START + 20
+    expire_due(db)
+    return get_batch(db, batch_id)
+
+
+def test_a_passed_window_is_dropped_by_a_retry(db: Database, clock: Clock) -> None:
+    batch = _expired(db, clock)
+    assert batch.status is BatchStatus.EXPIRED
+
+    assert retry_batch(db, batch.id, [JobState.EXPIRED]) == 1
+    assert (get_batch(db, batch.id).expires_at, get_batch(db, batch.id).expired_at) == (None, None)
+    assert expire_due(db).ended == 0
+    end(db, C)
+    assert get_batch(db, batch.id).status is BatchStatus.COMPLETED
+
+
+def test_a_new_window_replaces_a_passed_one(db: Database, clock: Clock) -> None:
+    batch = _expired(db, clock)
+    retry_batch(db, batch.id, [JobState.EXPIRED], expires_at=START + 30)
+    assert get_batch(db, batch.id).expires_at == START + 30
+
+    clock.now = START + 30
+    expire_due(db)
+    again = get_batch(db, batch.id)
+    assert (again.status, again.expired_at) == (BatchStatus.EXPIRED, START + 30)
+
+
+def test_jobs_that_expired_before_do_not_expire_a_batch_again(db: Database, clock: Clock) -> None:
+    batch = _expired(db, clock)
+    retry_batch(db, batch.id, [F], expires_at=START + 99)
+    end(db, C)
+    again = get_batch(db, batch.id)
+    assert (again.status, again.counts) == (BatchStatus.COMPLETED, Counts(completed=1, expired=1))
+
+
+def test_a_window_that_has_not_passed_is_kept(db: Database) -> None:
+    batch_id = submit(db, 1, expires_at=START + 50)
+    end(db, F)
+    retry_batch(db, batch_id, [F])
+    assert get_batch(db, batch_id).expires_at == START + 50
+
+
+def test_a_deadline_of_a_job_is_dropped_only_if_it_has_passed(db: Database, clock: Clock) -> None:
+    batch_id = submit(db, 2, deadlines={1: START + 5, 2: START + 50})
+    clock.now += 6
+    expire_due(db)
+    end(db, F)
+    assert retry_batch(db, batch_id, [F, JobState.EXPIRED]) == 2
+
+    assert (expire_due(db).ended, progress(db, batch_id).counts) == (0, Counts(waiting=2))
+    clock.now = START + 50
+    assert expire_due(db).ended == 1
+    assert get_job(db, f"{batch_id}-2").error_type == "deadline_exceeded"
+
+
+def test_a_retried_job_can_be_cancelled_and_retried_again(db: Database) -> None:
+    batch_id = submit(db, 1)
+    end(db, F)
+    for attempt in (2, 3, 4):
+        state = F if attempt == 2 else JobState.CANCELLED
+        assert retry_batch(db, batch_id, [state]) == 1
+        assert get_job(db, f"{batch_id}-1").attempt == attempt
+        cancel_batch(db, batch_id)
+        assert get_batch(db, batch_id).status is BatchStatus.CANCELLED
