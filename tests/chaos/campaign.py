@@ -8,7 +8,7 @@ import subprocess
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,8 @@ SPARE = 0.1
 GIVE_UP_S = 90.0
 #: seconds for all processes to start, for the undisturbed run, and for what is left after the last fault
 START_S, UNDISTURBED_S, DRAIN_S = 180.0, 900.0, 600.0
+#: seconds that a fault waits for open jobs to strike among
+WORK_S = 20.0
 #: seconds after the last job within which nothing may be left
 REST_S = 30.0
 
@@ -162,6 +164,7 @@ class Runner:
         submissions.start()
         for fault in faults:
             time.sleep(fault.pause_s)
+            self._wait_for_work(submissions)
             self._strike(striker, fault)
         submissions.finish(DRAIN_S)
         self._system.wait_until(self._all_ended, "end of all jobs", DRAIN_S)
@@ -170,7 +173,15 @@ class Runner:
     def _wants(self, number: int, num_portions: int) -> bool:
         """Whether portion `number` is due: none waits long, and they last as long as the faults."""
         due = (len(self._strikes) + 3) / (self._options.faults + 1) * num_portions
-        return number < due and len(self._watch.samples[-1].open_jobs) < 2 * self._options.portion
+        return number < min(due, num_portions) and len(self._watch.samples[-1].open_jobs) < 2 * self._options.portion
+
+    def _wait_for_work(self, submissions: Submissions) -> None:
+        """A fault shall strike while jobs are open, as long as there are any to submit."""
+        deadline = time.monotonic() + WORK_S
+        while time.monotonic() < deadline and not self._watch.samples[-1].open_jobs:
+            if not self._wants(len(submissions.done), submissions.num_portions):
+                return
+            time.sleep(0.1)
 
     def _strike(self, striker: Striker, fault: Fault) -> None:
         num_open = len(self._watch.samples[-1].open_jobs)
@@ -180,26 +191,27 @@ class Runner:
         except (OSError, RuntimeError, LookupError, subprocess.SubprocessError, redis.RedisError) as error:
             self._unrecovered.append(f"fault {fault.number} ({fault.kind}) could not be done: {error!r}")
             strike = Strike(fault, "could not be done", began, time.time())
-        strike = Strike(strike.fault, strike.hit, strike.began, strike.ended, num_open)
-        self._strikes.append(strike)
-        took_s = self._settle(strike)
+        took_s = self._settle(strike.fault, strike.ended)
+        if fault.kind is Kind.SWAP_TAIL:
+            strike = replace(strike, until=time.time())
+        self._strikes.append(replace(strike, num_open=num_open))
         self._say(
             f"{fault.number:>3} {fault.kind:<18} {strike.hit:<44} {num_open:>3} jobs open, settled after {took_s:.1f} s"
         )
         if fault.kind is Kind.SWAP_TAIL:
             self._system.release()
-            self._settle(strike)
+            self._settle(fault, time.time())
 
-    def _settle(self, strike: Strike) -> float:
-        """Wait until all has worked for a while; seconds since the fault's end."""
-        while time.time() - strike.ended < GIVE_UP_S:
+    def _settle(self, fault: Fault, since: float) -> float:
+        """Wait until all has worked for a while; seconds since `since`, a Unix time."""
+        while time.time() - since < GIVE_UP_S:
             time.sleep(0.2)
-            bad = last_bad(self._watch.samples, strike.ended)
-            if self._watch.samples[-1].at - max(bad, strike.ended) >= self._options.settle_s:
-                return max(bad - strike.ended, 0.0)
+            bad = last_bad(self._watch.samples, since)
+            if self._watch.samples[-1].at - bad >= self._options.settle_s:
+                return bad - since
         sample = self._watch.samples[-1]
         self._unrecovered.append(
-            f"fault {strike.fault.number} ({strike.fault.kind}, {strike.hit}): not recovered after {GIVE_UP_S:g} s: "
+            f"fault {fault.number} ({fault.kind}): not recovered after {GIVE_UP_S:g} s: "
             f"{'; '.join(sample.unwell)} {sorted(sample.stranded)}"
         )
         return GIVE_UP_S
@@ -310,7 +322,7 @@ def last_bad(samples: Sequence[Sample], since: float) -> float:
     window = [sample for sample in samples if sample.at >= since - ON_ITS_WAY_S]
     bad = max((sample.at for sample in window if sample.unwell and sample.at >= since), default=since)
     waits = [stretch.end for stretch in stretches(window)] if window else []
-    return max([bad, *waits])
+    return max([since, bad, *waits])
 
 
 def run(directory: Path, model: Path, options: Options, say: Say) -> Campaign:

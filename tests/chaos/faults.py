@@ -42,6 +42,8 @@ class Strike:
     ended: float
     #: jobs that had not ended when it struck
     num_open: int = 0
+    #: what came after this is none of its doing, even before the next fault
+    until: float = float("inf")
 
 
 class Striker:

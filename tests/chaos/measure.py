@@ -58,7 +58,10 @@ def measure(strikes: Sequence[Strike], samples: Sequence[Sample], recorded: Sequ
     """One line per fault; `recorded` are the Unix times at which jobs' ends were recorded."""
     waits = stretches(samples)
     until = [*(strike.began for strike in strikes[1:]), float("inf")]
-    return [_measure(strike, end, samples, waits, recorded) for strike, end in zip(strikes, until, strict=True)]
+    return [
+        _measure(strike, min(end, strike.until), samples, waits, recorded)
+        for strike, end in zip(strikes, until, strict=True)
+    ]
 
 
 def _measure(

@@ -55,6 +55,8 @@ def requests(count: int, seed: int, *, min_tokens: int, max_tokens: int) -> list
                 **_SAMPLING[number % len(_SAMPLING)],
                 "max_tokens": source.randint(min_tokens, max_tokens),
                 "seed": source.randrange(2**31),
+                # else most texts of a random model end soon
+                "ignore_eos": number % 4 != 0,
             }
         )
     return lines

@@ -57,6 +57,11 @@ class Submissions:
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._run, name="submissions", daemon=True)
 
+    @property
+    def num_portions(self) -> int:
+        """All of them."""
+        return len(self._portions)
+
     def start(self) -> None:
         """Begin."""
         self._thread.start()
