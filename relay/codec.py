@@ -45,7 +45,7 @@ VERSION = 1
 #: bytes; the largest frame that either side accepts unless told otherwise
 MAX_FRAME_BYTES = 64 << 20
 #: bytes of a frame's header
-MAX_HEADER_BYTES = 4 << 20
+MAX_HEADER_BYTES = 1 << 20
 MAX_LANES = 64
 #: rows of a round or a verdict
 MAX_ROWS = 4096
@@ -97,7 +97,7 @@ def decode(data: bytes | memoryview, max_bytes: int = MAX_FRAME_BYTES) -> Messag
 
 def _unpack(header: memoryview) -> object:
     try:
-        return msgpack.unpackb(header, raw=False, use_list=True, strict_map_key=True)
+        return msgpack.unpackb(header, max_array_len=MAX_ROWS, max_map_len=0, max_bin_len=0, max_ext_len=0)
     except (ValueError, TypeError, OverflowError, RecursionError, msgpack.UnpackException) as error:
         raise FrameInvalid(f"header is not msgpack: {error}") from error
 

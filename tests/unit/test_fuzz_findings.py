@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from typing import Any
 
 import msgpack
 import pytest
 
-from relay import keys
+from relay import codec, keys
+from relay.errors import FrameInvalid
 from relay.presence import Presence
 from tasks import results
 from tasks.errors import RecordInvalid
@@ -105,3 +107,25 @@ def test_a_refusal_repeats_little_of_what_it_refuses() -> None:
     with pytest.raises(MessageInvalid) as caught:
         decode_to_front(msgpack.packb(parts))
     assert len(str(caught.value)) < 400
+
+
+@pytest.mark.parametrize("item", [b"\x90", b"\x80", b"\xc0", b"\x91\x90"], ids=lambda item: item.hex())
+def test_the_largest_header_costs_bounded_memory(item: bytes) -> None:
+    row = b"\xdc\x0f\xff" + item * 4095
+    rows = codec.MAX_HEADER_BYTES // len(row)
+    header = b"\xdd" + rows.to_bytes(4, "big") + row * rows
+    assert 0.9 * codec.MAX_HEADER_BYTES < len(header) <= codec.MAX_HEADER_BYTES
+    frame = bytes((codec.VERSION, 0, 0, 0)) + len(header).to_bytes(4, "little") + header + bytes(16)
+    tracemalloc.start()
+    with pytest.raises(FrameInvalid):
+        codec.decode(frame)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 100 << 20
+
+
+def test_a_header_holds_no_kinds_of_values_that_no_message_has() -> None:
+    for value in ({}, {"a": 1}, b"x", msgpack.Timestamp(1, 0), msgpack.ExtType(5, b"")):
+        header = msgpack.packb([4, 1, 2, 3, value])
+        with pytest.raises(FrameInvalid):
+            codec.decode(bytes((codec.VERSION, 0, 0, 0)) + len(header).to_bytes(4, "little") + header + bytes(16))
