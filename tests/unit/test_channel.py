@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import fcntl
+import os
 import queue
 import socket
 import stat
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -123,6 +126,29 @@ def test_a_wrong_key_is_refused(engine: Engine) -> None:
 def test_no_engine_is_an_error_of_its_own() -> None:
     with private_address() as address, pytest.raises(EngineUnreachable):
         EngineClient(address, KEY, lambda on: None, lambda: None)
+
+
+def test_what_a_killed_engine_left_is_swept_away_and_a_living_ones_socket_is_not(tmp_path: Path) -> None:
+    left, living, fresh = (tmp_path / f"shardq-{name}" for name in ("aaaaaaaa", "bbbbbbbb", "cccccccc"))
+    for directory in (left, living, fresh):
+        directory.mkdir()
+        (directory / "lock").touch()
+        (directory / "engine").touch()
+    for directory in (left, living):
+        os.utime(directory / "lock", (0, 0))
+    with (living / "lock").open("rb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        channel.sweep(tmp_path)
+    assert sorted(tmp_path.iterdir()) == [living, fresh]
+
+
+def test_a_new_address_is_not_swept_away_while_it_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with private_address() as address:
+        os.utime(Path(address).parent / "lock", (0, 0))
+        with private_address():
+            assert Path(address).parent.exists()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_task_is_followed_from_submission_to_outcome(engine: Engine) -> None:

@@ -9,12 +9,15 @@ message next.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import logging
 import os
 import queue
+import shutil
 import socket
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
@@ -42,6 +45,10 @@ logger = logging.getLogger(__name__)
 MAX_UNREAD_BYTES = 64 << 20
 #: longest path a Unix socket may have everywhere (macOS: 104, Linux: 108)
 _MAX_PATH = 100
+#: file in the socket's directory that is locked as long as the engine lives
+_LOCK_NAME = "lock"
+#: seconds within which a new lock file is locked
+_LOCKED_WITHIN_S = 10.0
 
 
 @contextlib.contextmanager
@@ -49,8 +56,27 @@ def private_address() -> Iterator[str]:
     """A path for the socket in a new directory (mode 0700) that is removed at the end."""
     room = _MAX_PATH - len("/shardq-12345678/engine")
     root = tempfile.gettempdir() if len(tempfile.gettempdir()) <= room else "/tmp"
-    with tempfile.TemporaryDirectory(prefix="shardq-", dir=root) as directory:
+    sweep(Path(root))
+    with (
+        tempfile.TemporaryDirectory(prefix="shardq-", dir=root) as directory,
+        (Path(directory) / _LOCK_NAME).open("wb") as lock,
+    ):
+        fcntl.flock(lock, fcntl.LOCK_EX)
         yield str(Path(directory) / "engine")
+
+
+def sweep(root: Path) -> None:
+    """Remove the directories of engines that were killed: nobody holds their locks any more."""
+    for path in root.glob(f"shardq-????????/{_LOCK_NAME}"):
+        try:
+            with path.open("rb") as lock:
+                about = os.fstat(lock.fileno())
+                # one that was just made may not be locked yet
+                if about.st_uid == os.getuid() and time.time() - about.st_mtime > _LOCKED_WITHIN_S:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    shutil.rmtree(path.parent)
+        except OSError:
+            continue  # in use, another user's, or gone already
 
 
 class EngineServer:
