@@ -29,6 +29,7 @@ from tests.chaos.plan import Fault, Kind, draw
 from tests.chaos.requests import Judge, requests
 from tests.chaos.submissions import Submissions, Submitted, name_of
 from tests.chaos.watch import Sample, Watch
+from tests.cli_runner import Shardq
 
 #: round trip between head and tail, in milliseconds: jobs take seconds, as on a long link
 RTT_MS = 120.0
@@ -56,7 +57,7 @@ class Options:
     num_heads: int = 2
     kinds: Sequence[Kind] = tuple(Kind)
     #: jobs in one submitted file
-    portion: int = 5
+    portion: int = 8
     min_tokens: int = 24
     max_tokens: int = 96
     #: a fault is followed by the next once everything has worked for this long
@@ -173,7 +174,7 @@ class Runner:
     def _wants(self, number: int, num_portions: int) -> bool:
         """Whether portion `number` is due: none waits long, and they last as long as the faults."""
         due = (len(self._strikes) + 3) / (self._options.faults + 1) * num_portions
-        return number < min(due, num_portions) and len(self._watch.samples[-1].open_jobs) < 2 * self._options.portion
+        return number < min(due, num_portions) and len(self._watch.samples[-1].open_jobs) < self._options.portion
 
     def _wait_for_work(self, submissions: Submissions) -> None:
         """A fault shall strike while jobs are open, as long as there are any to submit."""
@@ -300,12 +301,14 @@ class Runner:
     def _results(self, submissions: Submissions) -> list[checks.Result]:
         """What `shardq results` says of every batch."""
         found = []
+        # in this process: a call of the command costs seconds, and these look at a database at rest
+        shardq = Shardq(self._system.directory, self._system.environment)
         for number in range(len(submissions.done)):
-            output = self._system.shardq("results", name_of(number), "--format", "jsonl")
-            if output.returncode not in (ExitCode.OK, ExitCode.JOBS_FAILED):
+            output = shardq("results", name_of(number), "--format", "jsonl")
+            if output.exit_code not in (ExitCode.OK, ExitCode.JOBS_FAILED):
                 submissions.problems.append(f"results of {name_of(number)}: {output.stderr.strip()}")
             lines = [json.loads(line) for line in output.stdout.splitlines()]
-            found += [checks.Result(line["custom_id"], None, line["error"] is None) for line in lines]
+            found += [checks.Result(line["custom_id"], line["error"] is None) for line in lines]
         return found
 
     def _database(self) -> Database:

@@ -34,7 +34,6 @@ class Result:
     """A job as the user gets it."""
 
     custom_id: str
-    text: str | None
     ok: bool
 
 

@@ -149,7 +149,7 @@ class Field(System):
     def spawn(self, name: str) -> Child:
         """Start one of the processes by its name."""
         if name in self.heads_names:
-            options = {"slots": 4, "fronts": NUM_FRONTS, "grace_s": GRACE_S, "max_lanes": 2}
+            options = {"slots": 8, "fronts": NUM_FRONTS, "grace_s": GRACE_S, "max_lanes": 2}
             return self.start_head(name, **options)
         if name in self.tails_names:
             return self.start_tail(name, tail_name=name)

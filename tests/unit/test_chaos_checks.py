@@ -95,7 +95,7 @@ def test_equal_texts_are_sound_and_another_or_no_text_is_told() -> None:
 
 
 def test_results_hold_each_job_once_and_none_as_failed() -> None:
-    good = [checks.Result("a", None, True), checks.Result("b", None, True)]
+    good = [checks.Result("a", True), checks.Result("b", True)]
     assert checks.results_complete(["a", "b"], good) == []
     assert checks.results_complete(["a", "b"], good[:1]) == ["results: job b comes 0 times"]
     assert checks.results_complete(["a"], [good[0], good[0]]) == ["results: job a comes 2 times"]
