@@ -12,9 +12,13 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit, urlunsplit
 
 import click
 import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 from cli.database import opened
 from cli.errors import ExitCode, NotFound
@@ -23,9 +27,10 @@ from cli.output import console, print_json, size, state
 from cli.packaged_model import find
 from cli.settings import CliSettings
 from relay.errors import RelayError
-from relay.guard import redact
+from relay.guard import is_local, redact
 from relay.settings import RelaySettings
 from relay.streams import RedisRelay
+from relay.tls import Address, address_of, expires_at
 from storage.errors import StorageError
 from tasks import keys
 from tasks.connection import connect, translated
@@ -38,6 +43,9 @@ PACKAGES = ["celery", "kombu", "redis", "flower", "sqlalchemy", "pydantic", "cli
 WORKER_PACKAGES = ["torch", "transformers", "tokenizers", "safetensors"]
 #: free bytes below which the database and the queue are in danger
 MIN_FREE_BYTES = 1_000_000_000
+#: seconds that a look at a certificate may take, and days below which it is worth a word
+CERTIFICATE_TIMEOUT_S = 5.0
+MIN_CERTIFICATE_DAYS = 30
 #: round trips measured
 PINGS = 5
 
@@ -86,7 +94,8 @@ def failed(check: str, text: str) -> Finding:
 def doctor_command(ctx: click.Context, model: str | None, as_json: bool) -> None:
     """Say what is wrong with this installation.
 
-    Looks at versions, disk, database, both Redis servers, bookkeeper, heads, tails and a model's files.
+    Looks at versions, disk, database, both Redis servers, their certificates, bookkeeper, heads, tails and a
+    model's files. Shows no password.
     Exit status 1 if something does not work.
 
     \b
@@ -112,6 +121,7 @@ def _checks(model: str | None) -> list[Callable[[], Iterator[Finding]]]:
         check_database,
         check_queue,
         check_wire,
+        check_security,
         lambda: check_model(model),
     ]
 
@@ -203,19 +213,15 @@ def _round_trip_ms(client: redis.Redis) -> float:
 
 def _queue_configuration(client: redis.Redis) -> Iterator[Finding]:
     try:
-        configuration = client.config_get("appendonly", "maxmemory-policy")
+        # CONFIG GET would say the same, but no account may use it
+        policy = str(client.info("memory").get("maxmemory_policy", "noeviction"))
+        persistent = client.info("persistence").get("aof_enabled", 1)
     except redis.ResponseError:
         return  # an account without the right to look, or a hosted server
-    values = {_text(name): _text(value) for name, value in configuration.items()}
-    if values.get("maxmemory-policy", "noeviction") != "noeviction":
-        policy = values["maxmemory-policy"]
+    if policy != "noeviction":
         yield failed("queue", f"maxmemory-policy is {policy}: jobs would be dropped; set it to noeviction")
-    if values.get("appendonly") == "no":
+    if not persistent:
         yield warning("queue", "no append-only file: a restart of this server loses the queue until it is fed again")
-
-
-def _text(value: str | bytes | None) -> str:
-    return value.decode() if isinstance(value, bytes) else value or ""
 
 
 def _bookkeeper(client: redis.Redis) -> Iterator[Finding]:
@@ -253,6 +259,51 @@ def check_wire() -> Iterator[Finding]:
         yield warning("tails", "none is alive: start one with `shardq tail`")
     for tail in tails:
         yield ok("tails", f"{tail.tail}, layers from {tail.split}, up to {tail.slots} slots")
+
+
+def check_security() -> Iterator[Finding]:
+    """Who can listen, who can get in, and how long the certificates last."""
+    tasks, relay = TaskSettings(), RelaySettings()
+    for check, url, setting in (
+        ("queue TLS", tasks.broker_url, "SHARDQ_BROKER_URL"),
+        ("wire TLS", relay.url, "SHARDQ_RELAY_URL"),
+    ):
+        try:
+            address = address_of(url, relay.tls_ca, allow_insecure=tasks.allow_insecure, setting=setting)
+        except RelayError as error:
+            yield failed(check, str(error))
+            continue
+        yield _tls(check, address, setting)
+        if not is_local(urlsplit(address.url)) and _lets_anybody_in(address):
+            yield failed(check, f"{redact(url)} lets everybody in without a password: see `shardq init-server`")
+
+
+def _tls(check: str, address: Address, setting: str) -> Finding:
+    if not address.tls:
+        if is_local(urlsplit(address.url)):
+            return ok(check, "not needed: the server is on this machine")
+        return warning(check, f"none: passwords and prompts can be read on the way; use rediss:// in {setting}")
+    if not address.verifies:
+        return warning(check, f"{setting} switches verification off: anybody on the way can play the server")
+    try:
+        days = (expires_at(address, CERTIFICATE_TIMEOUT_S) - time.time()) / 86400
+    except OSError as error:
+        return failed(check, f"no verified connection: {error} (SHARDQ_TLS_CA)")
+    authority = address.tls.get("ssl_ca_certs", "the system's authorities")
+    if days < MIN_CERTIFICATE_DAYS:
+        return warning(check, f"the server's certificate ends in {days:.0f} days: renew it")
+    return ok(check, f"verified by {authority}, good for {days:.0f} days")
+
+
+def _lets_anybody_in(address: Address) -> bool:
+    parts = urlsplit(address.url)
+    nobody = urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
+    options: dict[str, Any] = {"socket_timeout": CERTIFICATE_TIMEOUT_S, "retry": Retry(NoBackoff(), 0), "protocol": 2}
+    with redis.Redis.from_url(nobody, **options, **address.tls) as client:
+        try:
+            return bool(client.ping())
+        except (redis.RedisError, OSError):
+            return False
 
 
 def check_model(model: str | None) -> Iterator[Finding]:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import socket
 import ssl
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qsl, urlsplit, urlunsplit
+from urllib.parse import parse_qsl, urlsplit
 
 from relay.errors import RelayUrlInvalid
 from relay.guard import check_url
+
+#: of an address that names none
+DEFAULT_PORT = 6379
 
 _VERIFY = {"required": ssl.CERT_REQUIRED, "none": ssl.CERT_NONE}
 _BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
@@ -44,7 +48,7 @@ def address_of(
     check_url(url, allow_insecure, setting=setting)
     parts = urlsplit(url)
     given = dict(parse_qsl(parts.query))
-    plain = urlunsplit(parts._replace(query=""))
+    plain = url.partition("?")[0]
     if parts.scheme != "rediss":
         if given:
             raise RelayUrlInvalid(f"{setting}: {', '.join(sorted(given))} needs rediss:// (TLS)")
@@ -62,6 +66,23 @@ def address_of(
             source = setting if name in given else "SHARDQ_TLS_CA"
             raise RelayUrlInvalid(f"{source}: {file} ({name}) does not exist or is no file")
     return Address(plain, tls | files)
+
+
+def expires_at(address: Address, timeout_s: float) -> float:
+    """Unix time until which the certificate of a server that `address` verifies is good. Raises OSError."""
+    parts = urlsplit(address.url)
+    host = parts.hostname or "localhost"
+    context = ssl.create_default_context()
+    if "ssl_ca_certs" in address.tls:
+        context.load_verify_locations(address.tls["ssl_ca_certs"])
+    if "ssl_certfile" in address.tls:
+        context.load_cert_chain(address.tls["ssl_certfile"], address.tls.get("ssl_keyfile"))
+    with (
+        socket.create_connection((host, parts.port or DEFAULT_PORT), timeout_s) as plain,
+        context.wrap_socket(plain, server_hostname=host) as connection,
+    ):
+        certificate = connection.getpeercert() or {}
+    return float(ssl.cert_time_to_seconds(str(certificate["notAfter"])))
 
 
 def distrusts(error: BaseException) -> bool:

@@ -20,9 +20,9 @@ _CELERY_EXCHANGES = ("celery.pidbox", "reply.celery.pidbox", "celeryev")
 _DEADLINES = "_kombu.binding_deadlines"
 #: any served name's lists
 _ANY_QUEUE = "shardq.*"
-_TRANSACTION = ("multi", "exec", "discard", "watch", "unwatch")
+_TRANSACTION = ("multi", "exec", "discard", "unwatch")
 #: kombu looks for what is overdue by the server's clock; redis-py stores scripts by their hash
-_SCRIPTS = ("time", "script|load")
+_SCRIPTS = ("time", "script|load", "script|exists")
 
 
 def for_head(head_id: str, model: str | None = None) -> list[str]:
@@ -32,29 +32,30 @@ def for_head(head_id: str, model: str | None = None) -> list[str]:
     results stream. It cannot read that stream, set or clear a stop, see other heads, or send a control
     command.
     """
-    queues = [_ANY_QUEUE] if model is None else [keys.queue(model), f"{keys.queue(model)}{keys.SEPARATOR}[1-9]"]
-    bindings = _bindings(_ANY_QUEUE if model is None else keys.queue(model))
+    name = keys.queue(model or "*")
+    queues, bell = [name, f"{name}{keys.SEPARATOR}[1-9]"], keys.bell(name)
     taken = [keys.unacked(head_id), keys.unacked_index(head_id)]
-    mutex, presence = keys.unacked_mutex(head_id), keys.head(head_id)
-    attempts = [keys.job("*"), keys.tries("*")]
+    presence, attempts = keys.head(head_id), [keys.job("*"), keys.tries("*")]
+    streams = [bell, keys.REJECTED]
     # of its fronts `<head>-<number>@<host>`
     mailboxes = [f"{head_id}-*.celery.pidbox", f"{head_id}-*.celery.pidbox{keys.SEPARATOR}[1-9]"]
     return _rules(
-        Grant(("brpop", "lpush", "rpush", "llen"), keys=queues),
-        Grant(("hset", "hget", "hgetall", "hmget", "hdel", "zadd", "zrem", "zrange", "watch"), keys=taken),
-        Grant(("set", "get", "del", "exists"), keys=[mutex, presence, keys.job("*")]),
-        Grant(("sadd", "srem", "scard", "expire", "pexpire"), keys=[keys.tries("*")]),
+        Grant(("rpop", "rpush", "llen"), keys=queues),
+        Grant(("xread", "xrevrange", "xadd"), keys=[bell]),
+        Grant(("hset", "hgetall", "hmget", "hdel", "zadd", "zrem", "zrange"), keys=taken),
+        Grant(("set", "get", "del"), keys=[presence, keys.job("*")]),
+        Grant(("sadd", "srem", "scard", "expire", "del"), keys=[keys.tries("*")]),
         Grant(("sadd",), writes=[keys.HEADS]),
-        Grant(("hsetnx", "hgetall", "hget"), keys=[keys.MODELS]),
+        Grant(("hsetnx", "hgetall"), keys=[keys.MODELS]),
         Grant(("hget", "hmget"), reads=[keys.STOPS]),
-        Grant(("xadd",), writes=[keys.RESULTS]),
-        Grant(("sadd", "smembers"), keys=bindings),
+        Grant(("xadd",), writes=[keys.RESULTS, keys.REJECTED]),
+        Grant(("sadd", "smembers"), keys=_bindings(name)),
         _sweeping(),
         Grant(("del", "llen", "exists"), keys=mailboxes),
         Grant(("lpush",), writes=["*.reply.celery.pidbox"]),
         Grant(
             ("eval", "evalsha"),
-            keys=[*queues, *taken, mutex, presence, keys.HEADS, keys.STOPS, *attempts, *_celery_bindings(), _DEADLINES],
+            keys=[*queues, *taken, *streams, presence, keys.HEADS, keys.STOPS, *attempts, *_celery_bindings(), _DEADLINES],
         ),
         Grant(("psubscribe", "punsubscribe"), channels=[CONTROL]),
         Grant(("publish",), channels=[EVENTS]),
@@ -73,7 +74,7 @@ def for_bookkeeper() -> list[str]:
         Grant(("hget", "hset", "hsetnx", "hdel", "hgetall", "hmget", "hlen", "hscan", "hkeys"), keys=["shardq:*"]),
         Grant(("zadd", "zrem", "zrange", "zscore", "zcard"), keys=["shardq:*"]),
         Grant(("xadd", "xlen", "xrange", "xreadgroup", "xgroup|create", "xack", "xdel", "xpending"), keys=["shardq:*"]),
-        Grant(("lpush", "rpush", "lrange", "lrem", "llen", "exists", "memory|usage"), keys=[_ANY_QUEUE]),
+        Grant(("lpush", "rpush", "lrange", "lrem", "llen", "exists", "memory|usage", "xadd"), keys=[_ANY_QUEUE]),
         Grant(("sadd", "smembers", "srem"), keys=_bindings(_ANY_QUEUE)),
         _sweeping(),
         Grant(("brpop", "llen", "del"), keys=["*.reply.celery.pidbox", f"*.reply.celery.pidbox{keys.SEPARATOR}[1-9]"]),
@@ -88,7 +89,7 @@ def for_client() -> list[str]:
     It cannot take a job out, read a waiting prompt or a result, or reach anybody's keys.
     """
     return _rules(
-        Grant(("lpush",), writes=[_ANY_QUEUE]),
+        Grant(("lpush", "xadd"), writes=[_ANY_QUEUE]),
         Grant(("llen", "memory|usage"), reads=[_ANY_QUEUE]),
         Grant(("sadd", "smembers"), keys=_bindings(_ANY_QUEUE)),
         Grant(

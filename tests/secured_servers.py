@@ -14,11 +14,10 @@ from urllib.parse import urlsplit
 
 import pytest
 import redis
-from click.testing import CliRunner
 
-from cli.main import shardq
 from relay.embedded import find_server
 from relay.errors import EmbeddedRedisFailed
+from tests.cli_runner import Shardq
 from tests.tls_proxy import TlsProxy
 
 #: an account for the test itself, to look at what was denied
@@ -103,7 +102,7 @@ def secured_servers(directory: Path, *options: str) -> Iterator[SecuredServers]:
 
 def init_server(directory: Path, *options: str) -> str:
     """Run the command in this process; what it printed."""
-    result = CliRunner().invoke(shardq, ["init-server", str(directory), *options])
+    result = Shardq(directory.parent / "data", {})("init-server", str(directory), *options)
     assert result.exit_code == 0, result.output
     return result.output
 

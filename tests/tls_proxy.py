@@ -15,10 +15,11 @@ _CHUNK = 1 << 16
 
 
 class TlsProxy:
-    """A context manager: takes TLS connections on 127.0.0.1 and passes their bytes on to `target_port`."""
+    """A context manager: takes TLS connections on `host` and passes their bytes on to `target_port`."""
 
-    def __init__(self, target_port: int, certificate: Path, key: Path, *, port: int = 0) -> None:
+    def __init__(self, target_port: int, certificate: Path, key: Path, *, host: str = "127.0.0.1", port: int = 0) -> None:
         self.port = port
+        self._host = host
         self._target_port = target_port
         self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self._context.load_cert_chain(certificate, key)
@@ -52,7 +53,7 @@ class TlsProxy:
 
     async def _serve(self) -> None:
         self._stop = asyncio.Event()
-        server = await asyncio.start_server(self._join, "127.0.0.1", self.port, ssl=self._context)
+        server = await asyncio.start_server(self._join, self._host, self.port, ssl=self._context)
         self.port = server.sockets[0].getsockname()[1]
         self._listening.set()
         await self._stop.wait()

@@ -36,6 +36,7 @@ class Installation:
         return {
             **self.servers.variables(user),
             "SHARDQ_DATA_DIR": str(self._directory),
+            "SHARDQ_DATABASE_URL": f"sqlite:///{self._directory / 'shardq.sqlite3'}",
             "SHARDQ_DEBUG": "1",
             "OMP_NUM_THREADS": "1",
             "OMP_WAIT_POLICY": "PASSIVE",
@@ -122,8 +123,11 @@ def installation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installat
             running.kill()
 
 
+Finished = tuple[Installation, "subprocess.CompletedProcess[str]", set[str]]
+
+
 @pytest.fixture(scope="module")
-def finished(installation: Installation) -> Iterator[tuple[Installation, subprocess.CompletedProcess[str], set[str]]]:
+def finished(installation: Installation) -> Finished:
     """A batch that went through the whole installation."""
     lines = CommandLines()
     lines.start()
@@ -142,10 +146,7 @@ def finished(installation: Installation) -> Iterator[tuple[Installation, subproc
     # long enough for every thread's beat, sweep, probe and renewal
     time.sleep(3.0)
     installation.stop("head-gpu-a", "tail-gpu-b", "bookkeeper")
-    yield installation, batch, lines.stop()
-
-
-Finished = tuple[Installation, "subprocess.CompletedProcess[str]", set[str]]
+    return installation, batch, lines.stop()
 
 
 def test_every_process_does_its_work_with_no_more_than_its_rights(finished: Finished) -> None:

@@ -94,10 +94,10 @@ def test_verification_is_only_switched_off_in_so_many_words(query: str) -> None:
     assert not address_of(f"rediss://a:b@host:1/0?{query}").verifies
 
 
-@pytest.mark.parametrize("query", ["ssl_cert_reqs=optional", "ssl_cert_reqs=", "ssl_check_hostname=perhaps"])
+@pytest.mark.parametrize("query", ["ssl_cert_reqs=optional", "ssl_cert_reqs=no", "ssl_check_hostname=perhaps"])
 def test_a_half_way_of_verifying_is_refused(query: str) -> None:
-    with pytest.raises(RelayUrlInvalid, match="must be one of|cannot"):
-        address_of(f"rediss://a:b@host:1/0?{query}&x=" if query.endswith("=") else f"rediss://a:b@host:1/0?{query}")
+    with pytest.raises(RelayUrlInvalid, match="must be one of"):
+        address_of(f"rediss://a:b@host:1/0?{query}")
 
 
 def test_a_private_authority_comes_from_the_setting_or_the_address(authority: Path, tmp_path: Path) -> None:
@@ -145,10 +145,9 @@ def test_a_password_never_shows_whatever_is_in_it(password: str) -> None:
         f"unix://:{password}@/x",
     ):
         assert "s3cret" not in redact(url)
-        try:
-            check_url(url.replace("host", "ho st"))
-        except RelayRefused as error:
-            assert "s3cret" not in str(error)
+    with pytest.raises(RelayUrlInvalid) as refused:
+        check_url(f"http://user:{password}@host")
+    assert "s3cret" not in str(refused.value)
 
 
 def test_settings_do_not_show_addresses_in_reprs_and_errors(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,8 +165,9 @@ def test_only_a_certificate_that_is_not_accepted_counts_as_distrust() -> None:
         try:
             try:
                 raise cause
-            except Exception:
-                raise ConnectionError("Error 1 connecting") from None
+            except OSError:
+                # as redis-py does: the cause is only the context
+                raise ConnectionError("Error 1 connecting")  # noqa: B904
         except ConnectionError as error:
             return error
 
