@@ -77,8 +77,8 @@ def as_task_error(error: redis.RedisError) -> TaskError | None:
         return QueueFull("the queue server is out of memory (maxmemory): give it more, or wait until jobs are done")
     if isinstance(error, ReadOnlyError):
         return QueueFull("the queue server is read-only: it is a replica, not the server that jobs are queued on")
-    if isinstance(error, redis.ResponseError) and str(error).startswith("MISCONF"):
-        return QueueFull(f"the queue server cannot write its disk: {error}")
+    if isinstance(error, redis.ResponseError) and str(error).startswith(("MISCONF", "NOREPLICAS")):
+        return QueueFull(f"the queue server takes no writes: {error}")
     return None
 
 

@@ -1,6 +1,7 @@
 """An engine without a model: finishes each job a fixed time after it got one of the slots.
 
-Also a head process of its own for tests that kill it: `python -m tests.integration.fake_engine URL DELAY_S`.
+Also a head process of its own for tests that kill it:
+`python -m tests.integration.fake_engine URL DELAY_S [SLOTS [MODEL]]`.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ class FakeEngine:
     """`slots` jobs at a time, `delay_s` seconds each (None: until `release`). One thread."""
 
     def __init__(self, address: str, slots: int = 64, delay_s: float | None = 0.1) -> None:
+        self.address = address
         self.delay_s = delay_s
         #: task ids in the order of their delivery, and Unix times at which jobs got their slots
         self.delivered: list[str] = []
@@ -100,12 +102,12 @@ class FakeEngine:
         return started, finished
 
 
-def main(url: str, delay_s: str) -> None:
+def main(url: str, delay_s: str, slots: str = "64", model: str = MODEL) -> None:
     """A head that consumes at once and runs until it is killed."""
     with private_address() as address:
-        engine = FakeEngine(address, delay_s=float(delay_s) if float(delay_s) >= 0 else None)
-        settings = HeadSettings(model=MODEL, broker_url=url, head_id=HEAD)
-        Fronts(settings, address, AUTHKEY, model=MODEL, count=2, concurrency_total=8, grace_s=0.5)
+        engine = FakeEngine(address, int(slots), float(delay_s) if float(delay_s) >= 0 else None)
+        settings = HeadSettings(model=model, broker_url=url, head_id=HEAD)
+        Fronts(settings, address, AUTHKEY, model=model, count=2, concurrency_total=8, grace_s=0.5)
         engine.server.set_consuming(True)
         threading.Event().wait()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import dataclasses
 import json
 import threading
 from collections import Counter
@@ -13,16 +14,19 @@ from typing import Any
 import pytest
 
 from storage.batches import get_batch
+from storage.errors import DatabaseUnavailable
 from storage.jobs import claim_waiting, iterate_results, window
 from storage.records import JobRow
 from storage.served_models import list_models
 from storage.states import BatchStatus, JobState
 from tasks import heads, keys, lease, queues, results
 from tasks.bookkeeper import Bookkeeper
-from tasks.errors import QueueUnreachable
+from tasks.connection import translated
+from tasks.errors import QueueFull, QueueUnreachable
 from tasks.feeder import Feeder, feed_once
-from tasks.generation import GenerationTask
+from tasks.generation import GenerationRequest, GenerationTask
 from tasks.publish import Publication
+from tasks.reconciler import CONFIRM_S
 from tests.bookkeeping import MODEL, Office, head_info, open_office, outcome, submit
 
 GO_ON = threading.Event()
@@ -128,8 +132,28 @@ def test_two_scans_in_short_succession_prove_nothing(office: Office) -> None:
     take(office, 1)
     turn(office, bookkeeper, 31)
     scan = next(duty for duty in bookkeeper._duties if duty.name == "look for lost jobs")
-    assert scan.work(office.clock.now + 29) == 0
-    assert scan.work(office.clock.now + 30) == 1
+    assert scan.work(office.clock.now + CONFIRM_S - 1) == 0
+    assert scan.work(office.clock.now + CONFIRM_S) == 1
+
+
+def test_a_lost_job_is_back_in_the_queue_within_seconds(office: Office) -> None:
+    submit(office.database, 3)
+    bookkeeper = office.bookkeeper()
+    turn(office, bookkeeper)
+    (lost,) = take(office, 1)
+    for _ in range(12):
+        turn(office, bookkeeper, 1)
+    assert waiting(office)[lost.task_id] == 1
+
+
+def test_while_nothing_is_missing_the_queue_is_not_read(office: Office, monkeypatch: pytest.MonkeyPatch) -> None:
+    submit(office.database, 3)
+    bookkeeper = office.bookkeeper()
+    turn(office, bookkeeper)
+    turn(office, bookkeeper, 1)
+    monkeypatch.setattr(queues, "waiting_ids", None)
+    for _ in range(20):
+        turn(office, bookkeeper, 1)
 
 
 @pytest.mark.parametrize("sign", ["unacked", "live", "leased", "done"])
@@ -143,8 +167,10 @@ def test_a_job_with_any_sign_of_life_is_not_queued_again(office: Office, sign: s
         lease.acquire(office.client, task.task_id, "h1", "h1-1", ttl_ms=100_000)
     if sign == "done":
         office.client.set(keys.job(task.task_id), lease.DONE)
-    for _ in range(6):
-        heads.beat(office.client, head_info(live=live))
+    for beat in range(6):
+        heads.beat(office.client, dataclasses.replace(head_info(live=live), beat=beat))
+        for tag in office.client.zrange(keys.unacked_index("h1"), 0, -1):
+            office.client.zincrby(keys.unacked_index("h1"), 1, tag)
         turn(office, bookkeeper, 31)
     assert waiting(office).total() == 0
 
@@ -185,7 +211,8 @@ def test_what_a_head_without_presence_had_taken_is_queued_again(office: Office) 
     turn(office, bookkeeper, 3)
     assert waiting(office).total() == 1
     heads.withdraw(office.client, "h1")
-    turn(office, bookkeeper, 3)
+    for _ in range(6):
+        turn(office, bookkeeper, 1)
     assert waiting(office).total() == 4
     assert heads.known_heads(office.client) == set()
 
@@ -312,3 +339,62 @@ def test_publications_of_one_task_twice_stand_twice_and_are_one_task(office: Off
     (job,) = claim_waiting(office.database, MODEL, max_jobs=1, max_bytes=1000)
     office.publisher.publish([Publication.of(job), Publication.of(job)])
     assert list(waiting(office).values()) == [2]
+
+
+def test_results_are_recorded_on_a_server_that_is_full_and_make_room_again(office: Office) -> None:
+    batch = submit(office.database, 2)
+    bookkeeper = office.bookkeeper()
+    turn(office, bookkeeper)
+    for task in take(office, 2):
+        results.publish_outcome(office.client, outcome(task.job))
+    office.client.config_set("maxmemory", 1)
+    try:
+        office.clock.now += 10
+        turn(office, bookkeeper)
+        assert [job.state for job in jobs(office, batch)] == [JobState.COMPLETED] * 2
+        assert office.client.xlen(keys.RESULTS) == 0
+    finally:
+        office.client.config_set("maxmemory", 0)
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "message"),
+    [
+        ("maxmemory", "1", "out of memory"),
+        ("min-replicas-to-write", "1", "NOREPLICAS"),
+        ("replicaof", None, "read-only"),
+    ],
+)
+def test_a_server_that_takes_nothing_is_to_be_tried_again(
+    office: Office, setting: str, value: str | None, message: str
+) -> None:
+    if value is None:
+        office.client.replicaof("127.0.0.1", "1")
+    else:
+        office.client.config_set(setting, value)
+    with pytest.raises(QueueFull, match=message), translated():
+        office.client.set("shardq:x", "y")
+    with pytest.raises(QueueUnreachable):
+        office.publisher.publish(
+            [Publication(GenerationTask("j", 1, "b", "c", MODEL, GenerationRequest("Hi", None, 1)))]
+        )
+
+
+def test_a_database_that_fails_keeps_no_dead_heads_jobs_from_others(
+    office: Office, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    submit(office.database, 2)
+    bookkeeper = office.bookkeeper()
+    turn(office, bookkeeper)
+    take(office, 2, "h1")
+
+    def full(*_: object) -> None:
+        raise DatabaseUnavailable("disk full")
+
+    monkeypatch.setattr("tasks.recorder.record_outcomes", full)
+    monkeypatch.setattr("tasks.stopper.expire_due", full)
+    for _ in range(6):
+        office.clock.now += 1
+        with pytest.raises(DatabaseUnavailable):
+            bookkeeper.turn(GO_ON, block_ms=0)
+    assert waiting(office).total() == 2
