@@ -1,4 +1,4 @@
-# The image of the public host: command line, bookkeeper, Flower. No torch.
+# The image of the public host: command line, `init-server`, bookkeeper, Flower. No torch.
 FROM python:3.12-slim
 
 WORKDIR /app
@@ -9,7 +9,7 @@ COPY relay relay
 COPY storage storage
 COPY tasks tasks
 COPY workers workers
-RUN pip install --no-cache-dir -c constraints.txt . \
+RUN pip install --no-cache-dir -c constraints.txt '.[server]' \
     && useradd --create-home --uid 1000 shardq \
     && install -d -o shardq -g shardq -m 700 /data
 

@@ -17,6 +17,10 @@ def _set_variable(variable: str) -> Callable[[click.Context, click.Parameter, st
     def callback(ctx: click.Context, _: click.Parameter, value: str | None) -> None:
         # The variable, not an argument: Celery's application reads it when it is imported.
         if value is not None and not ctx.resilient_parsing:
+            if ":" in value.partition("://")[2].rpartition("@")[0]:
+                raise click.UsageError(
+                    f"Everybody on this machine can read a password on the command line: set {variable} instead."
+                )
             os.environ[variable] = value
 
     return callback

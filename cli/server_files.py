@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import ipaddress
 import os
 import secrets
 from collections.abc import Iterator, Sequence
@@ -46,6 +47,15 @@ class ServerPlan:
     #: where ca.crt will lie on the machines of heads and tails
     remote_ca: str
     certificates: Certificates
+
+    @property
+    def host_is_name(self) -> bool:
+        """False: it is an address."""
+        try:
+            ipaddress.ip_address(self.host)
+        except ValueError:
+            return True
+        return False
 
     @property
     def has_ca(self) -> bool:
@@ -180,6 +190,8 @@ def _variables(plan: ServerPlan, user: str, queue: Account | None, wire: Account
         lines.append(f"SHARDQ_RELAY_URL={_url(wire, host, plan.wire_port)}")
     if plan.has_ca:
         lines.append(f"SHARDQ_TLS_CA={ca}")
+    if user == "flower":
+        lines.append("SHARDQ_FLOWER_READ_ONLY=1")
     for head in plan.heads:
         if user == head_user(head.head_id):
             lines.append(f"SHARDQ_HEAD_ID={head.head_id}")
@@ -197,7 +209,7 @@ def _compose_variables(plan: ServerPlan) -> list[str]:
     return [
         "# docker compose --env-file compose.env up -d",
         f"SHARDQ_SERVER_DIR={plan.directory}",
-        f"SHARDQ_HOST={plan.host}",
+        f"SHARDQ_HOST={plan.host if plan.host_is_name else 'localhost'}",
         f"SHARDQ_UID={os.getuid()}",
         f"SHARDQ_GID={os.getgid()}",
         f"SHARDQ_CONTAINER_CA={CONTAINER_CA if plan.has_ca else ''}",

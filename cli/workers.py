@@ -167,10 +167,16 @@ def bookkeeper_command() -> None:
 @click.command("flower")
 @click.option("--port", default=5555, show_default=True, help="Port of the page.")
 @click.option("--address", default="127.0.0.1", show_default=True, help="Address of the page.")
+@click.option(
+    "--read-only",
+    is_flag=True,
+    envvar="SHARDQ_FLOWER_READ_ONLY",
+    help="Send workers no commands and ask them nothing.  [env: SHARDQ_FLOWER_READ_ONLY]",
+)
 @broker_option
 @insecure_option
 @log_option
-def flower_command(port: int, address: str) -> None:
+def flower_command(port: int, address: str, read_only: bool) -> None:
     """Run the Flower dashboard.
 
     The page has no password of its own: keep it on this machine, or put a proxy in front.
@@ -182,4 +188,8 @@ def flower_command(port: int, address: str) -> None:
     die_with_parent()
     from tasks.app import app
 
+    if read_only:
+        from tasks.watching import SilentControl
+
+        app.control_cls = SilentControl
     app.start(["flower", f"--address={address}", f"--port={port}", f"--max_tasks={FLOWER_MAX_TASKS}"])

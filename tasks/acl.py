@@ -35,8 +35,9 @@ def for_head(head_id: str, model: str | None = None) -> list[str]:
     name = keys.queue(model or "*")
     queues, bell = [name, f"{name}{keys.SEPARATOR}[1-9]"], keys.bell(name)
     taken = [keys.unacked(head_id), keys.unacked_index(head_id)]
-    presence, attempts = keys.head(head_id), [keys.job("*"), keys.tries("*")]
-    streams = [bell, keys.REJECTED]
+    presence = keys.head(head_id)
+    # what its scripts name, beside the bindings
+    named = [*queues, *taken, bell, keys.REJECTED, presence, keys.HEADS, keys.STOPS, keys.job("*"), keys.tries("*")]
     # of its fronts `<head>-<number>@<host>`
     mailboxes = [f"{head_id}-*.celery.pidbox", f"{head_id}-*.celery.pidbox{keys.SEPARATOR}[1-9]"]
     return _rules(
@@ -53,10 +54,7 @@ def for_head(head_id: str, model: str | None = None) -> list[str]:
         _sweeping(),
         Grant(("del", "llen", "exists"), keys=mailboxes),
         Grant(("lpush",), writes=["*.reply.celery.pidbox"]),
-        Grant(
-            ("eval", "evalsha"),
-            keys=[*queues, *taken, *streams, presence, keys.HEADS, keys.STOPS, *attempts, *_celery_bindings(), _DEADLINES],
-        ),
+        Grant(("eval", "evalsha"), keys=[*named, *_celery_bindings(), _DEADLINES]),
         Grant(("psubscribe", "punsubscribe"), channels=[CONTROL]),
         Grant(("publish",), channels=[EVENTS]),
     )
@@ -104,7 +102,8 @@ def for_client() -> list[str]:
 def for_flower() -> list[str]:
     """The dashboard sees events and lengths. Its buttons do nothing: it may not send control commands."""
     return _rules(
-        Grant(("llen",), reads=[_ANY_QUEUE]),
+        # `shardq` is Celery's default queue, in which nothing ever stands
+        Grant(("llen",), reads=[_ANY_QUEUE, "shardq", f"shardq{keys.SEPARATOR}[1-9]"]),
         Grant(("llen", "del", "exists"), keys=["celeryev.*"]),
         _sweeping(),
         Grant(("eval", "evalsha"), keys=[*_celery_bindings(), _DEADLINES]),

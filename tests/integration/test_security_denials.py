@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from urllib.parse import urlsplit
 
 import pytest
 import redis
@@ -354,7 +355,7 @@ def test_a_wrong_password_or_account_gets_nobody_in(
     urls = servers.variables(password_of)
     for name in ("SHARDQ_BROKER_URL", "SHARDQ_RELAY_URL"):
         if name in urls:
-            with _login(servers, role, user, redis.connection.parse_url(urls[name])["password"]) as client:
+            with _login(servers, role, user, urlsplit(urls[name]).password) as client:
                 if (user, name) == (password_of, "SHARDQ_RELAY_URL" if role == "wire" else "SHARDQ_BROKER_URL"):
                     continue
                 with pytest.raises(redis.AuthenticationError):
