@@ -25,7 +25,7 @@ from tests.chaos import checks, remains
 from tests.chaos.faults import Strike, Striker
 from tests.chaos.field import Death, Field
 from tests.chaos.measure import ON_ITS_WAY_S, Measured, measure, stretches
-from tests.chaos.plan import Fault, Kind, draw
+from tests.chaos.plan import NEED_ALL, Fault, Kind, draw
 from tests.chaos.requests import Judge, requests
 from tests.chaos.submissions import Submissions, Submitted, name_of
 from tests.chaos.watch import Sample, Watch
@@ -38,7 +38,7 @@ SPARE = 0.1
 #: a fault that is not recovered from by then is given up
 GIVE_UP_S = 90.0
 #: seconds for all processes to start, for the undisturbed run, and for what is left after the last fault
-START_S, UNDISTURBED_S, DRAIN_S = 180.0, 900.0, 600.0
+START_S, UNDISTURBED_S, DRAIN_S = 300.0, 900.0, 600.0
 #: seconds that a fault waits for open jobs to strike among
 WORK_S = 20.0
 #: seconds after the last job within which nothing may be left
@@ -161,12 +161,15 @@ class Runner:
         faults = draw(options.seed, options.faults, options.kinds)
         portions = [chosen[start : start + options.portion] for start in range(0, len(chosen), options.portion)]
         submissions = Submissions(self._system, portions, lambda number: self._wants(number, len(portions)))
-        striker = Striker(self._system, submissions)
+        striker = Striker(self._system, submissions, lambda: self._watch.samples[-1].booting)
         submissions.start()
         for fault in faults:
             time.sleep(fault.pause_s)
+            if fault.kind in NEED_ALL:
+                self._wait_for_all()
             self._wait_for_work(submissions)
             self._strike(striker, fault)
+        self._wait_for_all()
         submissions.finish(DRAIN_S)
         self._system.wait_until(self._all_ended, "end of all jobs", DRAIN_S)
         return submissions
@@ -175,6 +178,15 @@ class Runner:
         """Whether portion `number` is due: none waits long, and they last as long as the faults."""
         due = (len(self._strikes) + 3) / (self._options.faults + 1) * num_portions
         return number < min(due, num_portions) and len(self._watch.samples[-1].open_jobs) < self._options.portion
+
+    def _wait_for_all(self) -> None:
+        """Until what still starts has come up."""
+        deadline = time.monotonic() + START_S
+        while self._watch.samples[-1].unwell:
+            if time.monotonic() > deadline:
+                self._unrecovered.append(f"after {START_S:g} s: {'; '.join(self._watch.samples[-1].unwell)}")
+                return
+            time.sleep(0.2)
 
     def _wait_for_work(self, submissions: Submissions) -> None:
         """A fault shall strike while jobs are open, as long as there are any to submit."""
@@ -199,9 +211,7 @@ class Runner:
         self._say(
             f"{fault.number:>3} {fault.kind:<18} {strike.hit:<44} {num_open:>3} jobs open, settled after {took_s:.1f} s"
         )
-        if fault.kind is Kind.SWAP_TAIL:
-            self._system.release()
-            self._settle(fault, time.time())
+        self._system.release()
 
     def _settle(self, fault: Fault, since: float) -> float:
         """Wait until all has worked for a while; seconds since `since`, a Unix time."""
@@ -213,7 +223,7 @@ class Runner:
         sample = self._watch.samples[-1]
         self._unrecovered.append(
             f"fault {fault.number} ({fault.kind}): not recovered after {GIVE_UP_S:g} s: "
-            f"{'; '.join(sample.unwell)} {sorted(sample.stranded)}"
+            f"{'; '.join(sample.bad)} {sorted(sample.stranded)}"
         )
         return GIVE_UP_S
 
@@ -323,7 +333,7 @@ def last_bad(samples: Sequence[Sample], since: float) -> float:
     for too long; `since` if there is none.
     """
     window = [sample for sample in samples if sample.at >= since - ON_ITS_WAY_S]
-    bad = max((sample.at for sample in window if sample.unwell and sample.at >= since), default=since)
+    bad = max((sample.at for sample in window if sample.bad and sample.at >= since), default=since)
     waits = [stretch.end for stretch in stretches(window)] if window else []
     return max([since, bad, *waits])
 

@@ -49,8 +49,10 @@ class Strike:
 class Striker:
     """Does faults to a system. `strike` returns when the fault is over."""
 
-    def __init__(self, field: Field, submissions: Submissions) -> None:
+    def __init__(self, field: Field, submissions: Submissions, booting: Callable[[], frozenset[str]]) -> None:
+        """`booting()`: processes that are just starting; their links are spared."""
         self._field = field
+        self._booting = booting
         self._submissions = submissions
         self._queue = redis.Redis.from_url(field.queue.url, protocol=2)
         self._wire = redis.Redis.from_url(field.wire.url, protocol=2)
@@ -147,7 +149,8 @@ class Striker:
     # -- links and servers ------------------------------------------------------------------------------------
 
     def _link(self, fault: Fault) -> tuple[str, LinkSimulator]:
-        child, role = pick(sorted(self._field.links), fault)
+        booting = self._booting()
+        child, role = pick(sorted(link for link in self._field.links if link[0] not in booting), fault)
         return f"{child} to {role}", self._field.links[child, role]
 
     def _on_link(self, fault: Fault, action: Callable[[LinkSimulator], None]) -> str:

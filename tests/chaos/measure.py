@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from tests.chaos.faults import Strike
 from tests.chaos.plan import LOSSES
-from tests.chaos.watch import Sample
+from tests.chaos.watch import Sample, subject
 
 #: a job that nobody had for less than this was only on its way: heads tell what they have every two seconds
 ON_ITS_WAY_S = 3.5
@@ -31,7 +31,7 @@ class Measured:
     strike: Strike
     #: until the next job was recorded; None if none was open, or none was recorded before the next fault
     flow_s: float | None
-    #: until every process worked, and went on working
+    #: until every process worked that stopped working before the next fault
     whole_s: float
     #: the longest that a job was with nobody
     wait_s: float
@@ -54,18 +54,35 @@ def stretches(samples: Sequence[Sample]) -> list[Stretch]:
     return [stretch for stretch in found if stretch.end - stretch.begin >= ON_ITS_WAY_S]
 
 
+def outages(samples: Sequence[Sample]) -> list[tuple[float, float]]:
+    """Begin and end (Unix times) of every stretch in which a process or a server did not work."""
+    found = []
+    since: dict[str, float] = {}
+    for sample in samples:
+        ill = {subject(text) for text in sample.unwell}
+        found += [(since.pop(name), sample.at) for name in since.keys() - ill]
+        for name in ill:
+            since.setdefault(name, sample.at)
+    return found + [(begin, samples[-1].at) for begin in since.values()]
+
+
 def measure(strikes: Sequence[Strike], samples: Sequence[Sample], recorded: Sequence[float]) -> list[Measured]:
     """One line per fault; `recorded` are the Unix times at which jobs' ends were recorded."""
-    waits = stretches(samples)
+    waits, down = stretches(samples), outages(samples)
     until = [*(strike.began for strike in strikes[1:]), float("inf")]
     return [
-        _measure(strike, min(end, strike.until), samples, waits, recorded)
+        _measure(strike, min(end, strike.until), samples, waits, recorded, down)
         for strike, end in zip(strikes, until, strict=True)
     ]
 
 
 def _measure(
-    strike: Strike, until: float, samples: Sequence[Sample], waits: Sequence[Stretch], recorded: Sequence[float]
+    strike: Strike,
+    until: float,
+    samples: Sequence[Sample],
+    waits: Sequence[Stretch],
+    recorded: Sequence[float],
+    down: Sequence[tuple[float, float]],
 ) -> Measured:
     window = [sample for sample in samples if strike.ended <= sample.at < until]
     overlapping = [stretch for stretch in waits if stretch.begin < until and stretch.end > strike.ended]
@@ -73,7 +90,7 @@ def _measure(
     return Measured(
         strike=strike,
         flow_s=_flow_s(strike, until, window, recorded),
-        whole_s=_whole_s(strike.ended, window),
+        whole_s=max((end - strike.ended for begin, end in down if strike.began <= begin < until), default=0.0),
         wait_s=_longest_s(strike.ended, [it for it in overlapping if it not in lost]),
         lost_wait_s=_longest_s(strike.ended, lost),
     )
@@ -83,13 +100,6 @@ def _flow_s(strike: Strike, until: float, window: Sequence[Sample], recorded: Se
     if not window or not window[0].open_jobs:
         return None
     return min((at - strike.ended for at in recorded if strike.ended <= at < until), default=None)
-
-
-def _whole_s(ended: float, window: Sequence[Sample]) -> float:
-    last = max((number for number, sample in enumerate(window) if sample.unwell), default=None)
-    if last is None:
-        return 0.0
-    return window[min(last + 1, len(window) - 1)].at - ended
 
 
 def _longest_s(ended: float, waits: Sequence[Stretch]) -> float:

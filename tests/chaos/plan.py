@@ -50,6 +50,25 @@ LENGTHS_S: dict[Kind, tuple[float, float]] = {
     Kind.DISK_FULL: (2.0, 6.0),
 }
 
+#: kinds that strike a head, a tail or a server: only once everything works, for a pair must be left over
+NEED_ALL = frozenset(
+    {
+        Kind.KILL_HEAD,
+        Kind.KILL_FRONT,
+        Kind.KILL_TAIL,
+        Kind.FREEZE_HEAD,
+        Kind.FREEZE_TAIL,
+        Kind.DRAIN_HEAD,
+        Kind.DRAIN_TAIL,
+        Kind.SWAP_TAIL,
+        Kind.RESTART_QUEUE,
+        Kind.RESTART_WIRE,
+        Kind.REDELIVER,
+        Kind.LOSE_TAKEN,
+    }
+)
+#: those after which a process needs long to start: others come between them
+LONG = (Kind.KILL_HEAD, Kind.KILL_TAIL, Kind.DRAIN_HEAD, Kind.DRAIN_TAIL, Kind.SWAP_TAIL, Kind.LOSE_TAKEN)
 #: kinds that destroy messages: the reconciler finds their jobs
 LOSSES = frozenset({Kind.LOSE_READY, Kind.LOSE_TAKEN})
 #: longest pause before a fault, in seconds
@@ -80,10 +99,22 @@ def draw(seed: int, count: int, kinds: Sequence[Kind] = tuple(Kind)) -> list[Fau
     faults = []
     for number in range(1, count + 1):
         if not deck:
-            deck = source.sample(list(kinds), len(kinds))
+            deck = _shuffled(source, kinds)
         kind = deck.pop()
         turns[kind] = turns.get(kind, source.randrange(2)) + 1
         length_s = source.uniform(*LENGTHS_S[kind]) if kind in LENGTHS_S else 0.0
         pause_s = source.uniform(0.0, MAX_PAUSE_S)
         faults.append(Fault(number, kind, source.random(), length_s, pause_s, turns[kind] % 2 == 1))
     return faults
+
+
+def _shuffled(source: random.Random, kinds: Sequence[Kind]) -> list[Kind]:
+    """The kinds in a random order, the long ones evenly spread, those that can strike while one starts after each."""
+    long = source.sample([kind for kind in kinds if kind in LONG], sum(kind in LONG for kind in kinds))
+    short = source.sample([kind for kind in kinds if kind not in LONG], len(kinds) - len(long))
+    parts = max(len(long), 1)
+    mixed: list[Kind] = []
+    for part in range(parts):
+        between = short[part * len(short) // parts : (part + 1) * len(short) // parts]
+        mixed += sorted(between, key=lambda kind: kind not in NEED_ALL) + long[part : part + 1]
+    return mixed

@@ -86,15 +86,14 @@ class Submissions:
         self._killed.clear()
         self._kill.set()
         self._hurry.set()
-        if not self._thread.is_alive():
-            return self._kill_repetition()
-        if not self._killed.wait(KILL_TIMEOUT_S):
-            self._kill.clear()
-            return "nothing was there to hit"
-        return self.kills[-1]
+        deadline = time.monotonic() + KILL_TIMEOUT_S
+        while self._thread.is_alive() and time.monotonic() < deadline:
+            if self._killed.wait(0.1):
+                return self.kills[-1]
+        self._kill.clear()
+        return "nothing was there to hit" if self._thread.is_alive() else self._kill_repetition()
 
     def _kill_repetition(self) -> str:
-        self._kill.clear()
         last = len(self._portions) - 1
         with self._call(last) as process:
             where = self._kill_in_the_middle(process, name_of(last))

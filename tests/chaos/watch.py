@@ -88,6 +88,18 @@ class Sample:
     open_jobs: Mapping[str, int]
     #: those that stand in no ready list, in no living engine and on no stream
     stranded: frozenset[str]
+    #: heads and tails that are down, or have not worked yet since their latest start
+    booting: frozenset[str] = frozenset()
+
+    @property
+    def bad(self) -> tuple[str, ...]:
+        """What does not work, apart from what still starts."""
+        return tuple(text for text in self.unwell if subject(text) not in self.booting)
+
+
+def subject(text: str) -> str:
+    """What a text of `unwell` is about: a process or a server."""
+    return text.removeprefix("the ").split()[0]
 
 
 def unwell(look: Look, expected: Mapping[str, Alive | None]) -> tuple[str, ...]:
@@ -146,6 +158,8 @@ class Watch:
         options: dict[str, Any] = {"socket_timeout": 2.0, "retry": Retry(NoBackoff(), 0), "protocol": 2}
         self._queue = redis.Redis.from_url(self.system.queue.url, **options)
         self._wire = redis.Redis.from_url(self.system.wire.url, **options)
+        #: start of each process since which it has been seen at work
+        self._worked: dict[str, float] = {}
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
 
@@ -171,7 +185,19 @@ class Watch:
         # The database first: a job that ends between the two looks is then still seen where it was.
         jobs = open_jobs(database)
         look = self._look()
-        return Sample(time.time(), unwell(look, expected), jobs, stranded(look, expected, jobs))
+        texts = unwell(look, expected)
+        return Sample(time.time(), texts, jobs, stranded(look, expected, jobs), self._booting(expected, texts))
+
+    def _booting(self, expected: Mapping[str, Alive | None], texts: tuple[str, ...]) -> frozenset[str]:
+        ill = {subject(text) for text in texts}
+        for name, alive in expected.items():
+            if alive is not None and name not in ill:
+                self._worked[name] = alive.started_at
+        return frozenset(
+            name
+            for name, alive in expected.items()
+            if name != BOOKKEEPER and (alive is None or self._worked.get(name) != alive.started_at)
+        )
 
     def _alive(self, name: str) -> Alive | None:
         pid = self.system.living(name)

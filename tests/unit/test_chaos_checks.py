@@ -17,8 +17,8 @@ from tasks.heads import HeadInfo
 from tests.chaos import checks, remains
 from tests.chaos.faults import Strike
 from tests.chaos.field import Death
-from tests.chaos.measure import Measured, measure, stretches
-from tests.chaos.plan import Fault, Kind, draw
+from tests.chaos.measure import Measured, measure, outages, stretches
+from tests.chaos.plan import LONG, Fault, Kind, draw
 from tests.chaos.remains import HeadLeft, Key
 from tests.chaos.watch import Alive, HeadSeen, Look, Sample, TailSeen, stranded, unwell
 
@@ -53,6 +53,16 @@ def test_a_hundred_faults_are_of_every_kind_and_none_is_rare() -> None:
     assert set(kinds) == set(Kind)
     assert len(Kind) >= 10
     assert min(kinds.count(kind) for kind in Kind) >= 100 // len(Kind)
+
+
+def test_long_faults_do_not_follow_each_other() -> None:
+    kinds = [fault.kind for fault in draw(4, 100)]
+    assert not any(a in LONG and b in LONG for a, b in pairwise(kinds))
+
+
+def test_a_shorter_list_of_kinds_is_drawn_from_alone() -> None:
+    assert {fault.kind for fault in draw(1, 10, (Kind.RESET, Kind.KILL_TAIL))} == {Kind.RESET, Kind.KILL_TAIL}
+    assert {fault.kind for fault in draw(1, 10, (Kind.STALL,))} == {Kind.STALL}
 
 
 def test_every_kind_stands_in_the_documentation() -> None:
@@ -168,6 +178,23 @@ def test_what_follows_the_next_fault_is_not_the_first_ones() -> None:
     first, second = measure([strike(), strike(began=20.0, ended=20.5, number=2)], samples, [])
     assert first.whole_s == 0.0
     assert second.whole_s == pytest.approx(5.5)
+
+
+def test_an_outage_counts_for_the_fault_during_which_it_began_however_long_it_lasts() -> None:
+    samples = [sample(float(at), "tail-1 is down") for at in range(11, 40)] + [sample(40.0)]
+    first, second = measure([strike(), strike(began=20.0, ended=20.5, number=2)], samples, [])
+    assert first.whole_s == pytest.approx(28.0)
+    assert second.whole_s == 0.0
+
+
+def test_one_outage_is_whole_however_its_description_changes() -> None:
+    samples = [sample(1.0, "head-1 is down"), sample(2.0, "head-1 takes no jobs"), sample(3.0, "tail-1 is down")]
+    assert sorted(outages(samples)) == [(1.0, 3.0), (3.0, 3.0)]
+
+
+def test_what_still_starts_is_not_bad_and_anything_else_is() -> None:
+    mixed = replace(sample(1.0, "head-1 is down", "the queue server is away"), booting=frozenset({"head-1"}))
+    assert mixed.bad == ("the queue server is away",)
 
 
 def test_a_job_whose_message_was_destroyed_counts_as_lost() -> None:
