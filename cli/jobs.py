@@ -49,7 +49,7 @@ def status_command(ctx: click.Context, batch: str | None, as_json: bool) -> None
         print_json(batch_json(row, figures))
     else:
         print_batch(row, figures)
-        if row.counts.num_open:
+        if row.counts.num_open and row.status != BatchStatus.VALIDATING:
             for reason in why_nothing_moves(look_around(), row.counts):
                 warn(reason)
     ctx.exit(exit_code(row.counts))
@@ -233,7 +233,7 @@ def _show_system(as_json: bool) -> None:
     _print_system(system)
     if rows:
         print_batches(rows)
-    open_rows = [row for row in rows if row.counts.num_open]
+    open_rows = [row for row in rows if row.counts.num_open and row.status != BatchStatus.VALIDATING]
     for reason in why_nothing_moves(system, open_rows[0].counts) if open_rows else []:
         warn(reason)
 

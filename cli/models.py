@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 import click
 
 from cli.errors import NotFound
@@ -67,9 +69,10 @@ def _show(as_json: bool) -> None:
 
 @models_command.command("forget")
 @click.argument("name")
+@json_option
 @broker_option
 @insecure_option
-def forget(name: str) -> None:
+def forget(name: str, as_json: bool) -> None:
     """Free a served NAME, so that it can stand for another model.
 
     Refused while a head serves it. Jobs that wait for NAME go on waiting until a head serves it again.
@@ -87,16 +90,24 @@ def forget(name: str) -> None:
     client.close()
     if not known:
         raise NotFound(f"no model {name!r} is registered")
-    click.echo(f"{name} is free")
+    if as_json:
+        print_json({"name": name, "forgotten": True})
+    else:
+        click.echo(f"{name} is free")
 
 
 @models_command.command("prepare")
 @click.argument("model")
-def prepare(model: str) -> None:
+@json_option
+def prepare(model: str, as_json: bool) -> None:
     """Download or convert MODEL into the cache now, and check that it can be served.
 
     MODEL is a directory, a hub id or a .gguf file. Heads and tails do the same when they start.
     """
     from cli.model_files import prepare_model
 
-    click.echo(prepare_model(model))
+    found = prepare_model(model)
+    if as_json:
+        print_json(asdict(found))
+    else:
+        click.echo(f"{found.path}: {found.num_layers} layers, context {found.context}")

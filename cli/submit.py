@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -136,9 +136,17 @@ def submit_command(
         check = check_input(stream, order.defaults, max_errors, tell)
         _refuse_invalid(check, order, errors)
         if check_only:
-            click.echo(f"{check.num_jobs} jobs, {check.num_errors} invalid lines")
+            _print_check(check, as_json)
             return
         ctx.exit(_submit(stream, check, order, Afterwards(wait, output, as_json), tell))
+
+
+def _print_check(check: Check, as_json: bool) -> None:
+    if as_json:
+        errors = [asdict(error) for error in check.errors]
+        print_json({"jobs": check.num_jobs, "invalid_lines": check.num_errors, "errors": errors})
+    else:
+        click.echo(f"{check.num_jobs} jobs, {check.num_errors} invalid lines")
 
 
 def _defaults(model: str | None, stop: tuple[str, ...], parameters: dict[str, Any]) -> Defaults:

@@ -129,6 +129,13 @@ def test_invalid_lines_can_be_left_out(run: Shardq) -> None:
     assert "line 2:" in result.stderr
 
 
+def test_a_check_can_be_read_by_a_program(run: Shardq) -> None:
+    result = run("submit", "--check", "--json", "--on-invalid", "skip", "-", stdin=line(prompt="good") + b"\noops\n")
+    shown = json.loads(result.stdout)
+    assert (shown["jobs"], shown["invalid_lines"]) == (1, 1)
+    assert [error["line"] for error in shown["errors"]] == [2]
+
+
 def test_a_file_without_a_single_good_line_is_refused_even_if_invalid_lines_are_skipped(run: Shardq) -> None:
     result = run("submit", "--check", "--on-invalid", "skip", "-", stdin=b"oops\n")
     assert result.exit_code == ExitCode.USAGE
