@@ -49,7 +49,11 @@ class ExactText(TypeDecorator[str]):
 
 
 def _has_surrogate(value: str) -> bool:
-    return not value.isascii() and any("\ud800" <= char <= "\udfff" for char in value)
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return True
+    return False
 
 
 metadata = MetaData()

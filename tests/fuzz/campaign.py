@@ -61,6 +61,16 @@ class Report:
     took_s: float = 0.0
     findings: list[Finding] = field(default_factory=list)
 
+    def add(self, other: Report) -> None:
+        """Count in what another part of the campaign saw."""
+        self.inputs += other.inputs
+        self.taken += other.taken
+        self.slowest_s = max(self.slowest_s, other.slowest_s)
+        self.largest_bytes = max(self.largest_bytes, other.largest_bytes)
+        self.peak_bytes = max(self.peak_bytes, other.peak_bytes)
+        self.took_s += other.took_s
+        self.findings += other.findings
+
     def line(self) -> str:
         """One row of the summary."""
         return (

@@ -388,16 +388,16 @@ TARGETS: tuple[Target, ...] = (
 )
 #: inputs of each target among a thousand
 SHARES = {
-    "frames": 240,
-    "handshake frames": 120,
-    "lines": 240,
-    "files": 40,
+    "frames": 300,
+    "handshake frames": 150,
+    "lines": 210,
+    "files": 10,
     "tail presence": 80,
     "head presence": 80,
     "stream keys": 10,
-    "channel to engine": 70,
-    "channel to front": 80,
-    "results stream": 40,
+    "channel to engine": 65,
+    "channel to front": 65,
+    "results stream": 30,
 }
 BY_NAME = {target.name: target for target in TARGETS}
 
