@@ -92,14 +92,18 @@ class Fault:
 
 
 def draw(seed: int, count: int, kinds: Sequence[Kind] = tuple(Kind)) -> list[Fault]:
-    """`count` faults: each kind comes once before any comes again, in an order of its own each time."""
-    source = random.Random(seed)
+    """`count` faults: each kind comes once before any comes again, the long ones every second time only.
+
+    The order is another one each time.
+    """
+    source, num_decks = random.Random(seed), 0
     deck: list[Kind] = []
     turns: dict[Kind, int] = {}
     faults = []
     for number in range(1, count + 1):
         if not deck:
-            deck = _shuffled(source, kinds)
+            deck = _shuffled(source, kinds if num_decks % 2 == 0 or set(kinds) <= set(LONG) else _short(kinds))
+            num_decks += 1
         kind = deck.pop()
         turns[kind] = turns.get(kind, source.randrange(2)) + 1
         length_s = source.uniform(*LENGTHS_S[kind]) if kind in LENGTHS_S else 0.0
@@ -108,10 +112,14 @@ def draw(seed: int, count: int, kinds: Sequence[Kind] = tuple(Kind)) -> list[Fau
     return faults
 
 
+def _short(kinds: Sequence[Kind]) -> list[Kind]:
+    return [kind for kind in kinds if kind not in LONG]
+
+
 def _shuffled(source: random.Random, kinds: Sequence[Kind]) -> list[Kind]:
     """The kinds in a random order, the long ones evenly spread, those that can strike while one starts after each."""
     long = source.sample([kind for kind in kinds if kind in LONG], sum(kind in LONG for kind in kinds))
-    short = source.sample([kind for kind in kinds if kind not in LONG], len(kinds) - len(long))
+    short = source.sample(_short(kinds), len(kinds) - len(long))
     parts = max(len(long), 1)
     mixed: list[Kind] = []
     for part in range(parts):
