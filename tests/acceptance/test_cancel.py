@@ -1,0 +1,259 @@
+"""Cancel, expiry, retry, urgency, fairness and stored results, through real processes."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cli.errors import ExitCode
+from storage.batches import get_batch
+from storage.database import Database
+from storage.outcomes import record_outcomes
+from storage.records import BatchRow, JobRow, OutcomeRow
+from storage.states import BatchStatus, JobState
+from tests.acceptance.system import System
+from tests.models import tiny_model
+
+#: context of the served model: room for jobs that run for a while
+CONTEXT = 4096
+SLOTS = 4
+#: jobs fed at a time
+WINDOW = 4
+#: seconds from the decision to the recorded end of the last running job; 2 on a machine with nothing else to do
+STOP_S = 10.0
+
+#: seconds for the longest job that runs to its end
+LONG_S = 240.0
+
+
+@pytest.fixture(scope="module")
+def steady_system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
+    """Decodes plainly, so that a job's length is its time, and feeds few jobs ahead."""
+    model = tiny_model(tmp_path_factory.mktemp("models") / "patient", context=CONTEXT)
+    with pytest.MonkeyPatch.context() as patch, System(tmp_path_factory.mktemp("steady"), model) as system:
+        patch.setenv("SHARDQ_WINDOW_MIN_JOBS", str(WINDOW))
+        patch.setenv("SHARDQ_WINDOW_PER_SLOT", "1")
+        system.start_bookkeeper()
+        system.start_tail(max_length=CONTEXT, slots=SLOTS)
+        start_head(system)
+        yield system
+
+
+@pytest.fixture
+def steady(steady_system: System, request: pytest.FixtureRequest) -> Iterator[System]:
+    steady_system.wait_consuming()
+    yield steady_system
+    request.node.add_report_section("teardown", "processes", steady_system.new_logs())
+
+
+def start_head(system: System) -> None:
+    system.start_head(max_length=CONTEXT, slots=SLOTS, drafter="none", draft_length=0, lanes=1)
+
+
+def long(name: str, max_tokens: int = 3500, **values: Any) -> dict[str, Any]:
+    """A job of many seconds."""
+    return {"custom_id": name, "prompt": f"{name}:", "max_tokens": max_tokens, "ignore_eos": True, "seed": 7, **values}
+
+
+def short(name: str, max_tokens: int = 4, **values: Any) -> dict[str, Any]:
+    return long(name, max_tokens, **values)
+
+
+def batch_of(system: System, reference: str) -> BatchRow:
+    with Database.open(system.environment["SHARDQ_DATABASE_URL"]) as database:
+        return get_batch(database, reference)
+
+
+def jobs_of(system: System, batch: str) -> dict[str, JobRow]:
+    return {job.custom_id: job for job in system.jobs(batch)}
+
+
+def longest_stop_s(system: System, batch: str) -> float:
+    """From the decision that a job shall stop to its recorded end; the longest of the batch's."""
+    query = "SELECT max(recorded_at - stop_at) FROM job WHERE batch_id = ? AND stop_at IS NOT NULL"
+    with Database.open(system.environment["SHARDQ_DATABASE_URL"]) as database, database.read() as connection:
+        seconds = float(connection.exec_driver_sql(query, (batch,)).scalar_one())
+    print(f"the longest stop took {seconds:.2f} s")  # noqa: T201 - shown with -s and when a test fails
+    return seconds
+
+
+def wait_writing(system: System, count: int) -> None:
+    """Wait until so many jobs run, and have had time for a few tokens."""
+    system.wait_until(lambda: sum(head.running for head in system.heads()) >= count, f"{count} running jobs")
+    system.wait_until(lambda: any(head.tokens_per_s > 0 for head in system.heads()), "tokens")
+    time.sleep(0.5)
+
+
+def lines_of(path: Path) -> dict[str, dict[str, Any]]:
+    return {line["custom_id"]: line for line in map(json.loads, path.read_text().splitlines())}
+
+
+def test_a_cancelled_batch_stops_soon_and_keeps_what_it_has(steady: System, tmp_path: Path) -> None:
+    names = [f"long-{n}" for n in range(2 * SLOTS)]
+    batch = steady.submit([short("quick-1"), short("quick-2"), *(long(name) for name in names)])
+    steady.wait_for(batch, completed=2)
+    wait_writing(steady, SLOTS)
+
+    result = steady.shardq("cancel", batch, "--wait")
+    assert result.returncode == ExitCode.OK, result.stderr
+    assert result.stdout == f"{batch} cancelled\n"
+    assert "cancelled at once" in result.stderr
+    assert "still stopping" in result.stderr
+    assert batch_of(steady, batch).status is BatchStatus.CANCELLED
+    assert longest_stop_s(steady, batch) < STOP_S
+
+    jobs = jobs_of(steady, batch)
+    assert (jobs["quick-1"].state, jobs["quick-2"].state) == (JobState.COMPLETED, JobState.COMPLETED)
+    assert {jobs[name].state for name in names} == {JobState.CANCELLED}
+    written = [name for name in names if jobs[name].text]
+    assert len(written) == SLOTS
+
+    out, errors = tmp_path / "out.jsonl", tmp_path / "errors.jsonl"
+    results = steady.shardq("results", batch, "--output", str(out), "--errors", str(errors))
+    assert results.returncode == ExitCode.JOBS_FAILED
+    assert list(lines_of(out)) == ["quick-1", "quick-2"]
+    stopped = lines_of(errors)
+    assert {line["error"]["code"] for line in stopped.values()} == {"cancelled"}
+    assert {name: stopped[name].get("shardq", {}).get("partial_text") for name in names} == {
+        name: jobs[name].text or None for name in names
+    }
+    steady.wait_until(lambda: not any(head.running for head in steady.heads()), "idle head", timeout_s=10)
+
+
+def test_a_cancelled_job_stops_alone(steady: System) -> None:
+    batch = steady.submit([long("stops"), long("goes-on")])
+    wait_writing(steady, 2)
+    result = steady.shardq("cancel", f"{batch}-1", "--wait")
+    assert result.returncode == ExitCode.OK, result.stderr
+    assert result.stdout == f"{batch}-1 cancelled\n"
+    assert longest_stop_s(steady, batch) < STOP_S
+    jobs = jobs_of(steady, batch)
+    assert jobs["stops"].state is JobState.CANCELLED
+    assert jobs["stops"].text
+    assert jobs["goes-on"].state is JobState.RUNNING
+    assert batch_of(steady, batch).status is BatchStatus.IN_PROGRESS
+    assert steady.shardq("cancel", batch, "--wait").returncode == ExitCode.OK
+
+
+def test_cancelled_jobs_run_again_and_write_what_they_would_have_written(steady: System) -> None:
+    batch = steady.submit([long("a", 800), short("b")])
+    steady.wait_for(batch, completed=1)
+    wait_writing(steady, 1)
+    assert steady.shardq("cancel", batch, "--wait").returncode == ExitCode.OK
+    stopped = jobs_of(steady, batch)
+    assert stopped["a"].text
+
+    result = steady.shardq("retry", batch, "--cancelled")
+    assert result.returncode == ExitCode.OK, result.stderr
+    assert "1 job run again" in result.stderr
+    assert steady.wait_for(batch, timeout_s=LONG_S).status is BatchStatus.COMPLETED
+    jobs = jobs_of(steady, batch)
+    assert (jobs["a"].attempt, jobs["a"].completion_tokens) == (2, 800)
+    assert (jobs["a"].text or "").startswith(stopped["a"].text)
+    assert jobs["b"] == stopped["b"]
+    assert steady.shardq("status", batch).returncode == ExitCode.OK
+
+
+def test_a_failed_job_really_runs_again(steady: System) -> None:
+    before_it = steady.submit([long(f"before-{n}") for n in range(SLOTS)])
+    wait_writing(steady, SLOTS)
+    batch = steady.submit([short("fails", 30)])
+    (job,) = steady.jobs(batch)
+    with Database.open(steady.environment["SHARDQ_DATABASE_URL"]) as database:
+        fault = OutcomeRow(job.id, 1, "head", JobState.FAILED, error_type="internal_error", error_message="a fault")
+        record_outcomes(database, [fault])
+    status = steady.shardq("status", batch)
+    assert status.returncode == ExitCode.JOBS_FAILED
+    assert "completed: not one job succeeded" in status.stdout
+    assert steady.shardq("cancel", before_it, "--wait").returncode == ExitCode.OK
+
+    before = time.time()
+    result = steady.shardq("retry", batch, "--wait")
+    assert result.returncode == ExitCode.OK, result.stderr
+    (job,) = steady.jobs(batch)
+    assert (job.state, job.attempt, job.completion_tokens) == (JobState.COMPLETED, 2, 30)
+    assert job.started_at is not None
+    assert job.started_at > before
+    assert batch_of(steady, batch).status is BatchStatus.COMPLETED
+
+
+def test_a_batch_expires_with_what_it_has(steady: System, tmp_path: Path) -> None:
+    names = [f"long-{n}" for n in range(SLOTS + 2)]
+    batch = steady.submit([short("quick"), *(long(name) for name in names)], "--expires-in", "3s")
+    steady.wait_for(batch, timeout_s=30)
+    row = batch_of(steady, batch)
+    assert row.status is BatchStatus.EXPIRED
+    assert row.expires_at is not None
+    assert row.expired_at is not None
+    assert row.expires_at <= row.expired_at
+    assert longest_stop_s(steady, batch) < STOP_S
+    jobs = jobs_of(steady, batch)
+    assert jobs["quick"].state is JobState.COMPLETED
+    assert {jobs[name].state for name in names} == {JobState.EXPIRED}
+
+    errors = tmp_path / "errors.jsonl"
+    results = steady.shardq("results", batch, "--errors", str(errors))
+    assert results.returncode == ExitCode.JOBS_FAILED
+    stopped = lines_of(errors)
+    assert {line["error"]["code"] for line in stopped.values()} == {"batch_expired"}
+    assert any(line.get("shardq", {}).get("partial_text") for line in stopped.values())
+    status = steady.shardq("status", batch)
+    assert status.returncode == ExitCode.JOBS_FAILED
+    assert f"{len(names)} expired" in status.stdout
+
+
+def test_a_line_with_a_deadline_of_its_own_expires_alone(steady: System) -> None:
+    batch = steady.submit([long("late", expires_in="2s"), long("fine", 600)])
+    steady.wait_for(batch, timeout_s=LONG_S)
+    jobs = jobs_of(steady, batch)
+    assert (jobs["late"].state, jobs["late"].error_type) == (JobState.EXPIRED, "deadline_exceeded")
+    assert (jobs["fine"].state, jobs["fine"].completion_tokens) == (JobState.COMPLETED, 600)
+    assert batch_of(steady, batch).status is BatchStatus.COMPLETED
+
+
+def recorded(jobs: list[JobRow]) -> list[float]:
+    return sorted(job.recorded_at for job in jobs if job.recorded_at is not None)
+
+
+def test_an_urgent_batch_overtakes_one_that_was_there_before(steady: System) -> None:
+    usual = steady.submit([short(f"usual-{n}", 60) for n in range(24)])
+    urgent = steady.submit([short(f"urgent-{n}", 60) for n in range(6)], "--priority", "0")
+    assert steady.wait_for(usual).counts.completed == 24
+    assert steady.wait_for(urgent).counts.completed == 6
+    done = recorded(steady.jobs(urgent))[-1]
+    assert sum(when > done for when in recorded(steady.jobs(usual))) >= 6
+
+
+def test_two_batches_share_the_head_evenly(steady: System) -> None:
+    first = steady.submit([short(f"first-{n}", 60) for n in range(32)])
+    second = steady.submit([short(f"second-{n}", 60) for n in range(8)])
+    assert steady.wait_for(first).counts.completed == 32
+    assert steady.wait_for(second).counts.completed == 8
+    second_times = recorded(steady.jobs(second))
+    between = [when for when in recorded(steady.jobs(first)) if second_times[0] < when <= second_times[-1]]
+    # as many as of the second, but for what stood in the queue already
+    assert len(between) <= 8 + WINDOW + SLOTS
+    assert sum(when > second_times[-1] for when in recorded(steady.jobs(first))) > 0
+
+
+def test_stored_results_need_no_head(steady: System) -> None:
+    requests = [short("greedy", 20, temperature=0), short("seeded", 20)]
+    first = steady.submit(requests)
+    assert steady.wait_for(first).counts.completed == 2
+    assert steady.stop("head") == 0
+    try:
+        # Another seed is another text, unless none is drawn.
+        again = [{**requests[0], "seed": 8}, requests[1]]
+        batch = steady.submit(again, "--reuse")
+        status = steady.shardq("status", batch)
+        assert status.returncode == ExitCode.OK, status.stderr
+        assert "2 stored results" in status.stdout
+        assert [job.reused_from for job in steady.jobs(batch)] == [f"{first}-1", f"{first}-2"]
+        assert steady.texts(batch) == steady.texts(first)
+    finally:
+        start_head(steady)
