@@ -175,7 +175,7 @@ def test_a_backup_overwrites_nothing(file_db: Database, tmp_path: Path) -> None:
 
 
 def test_a_backup_that_cannot_be_written_leaves_nothing(file_db: Database, tmp_path: Path) -> None:
-    with pytest.raises(BackupFailed, match="no backup was written to .*nowhere/b"):
+    with pytest.raises(BackupFailed, match=r"no backup was written to .*nowhere/b"):
         backup(file_db, tmp_path / "nowhere" / "b")
     assert {path.name.split("-")[0] for path in tmp_path.iterdir()} == {"shardq.sqlite3"}
 
