@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import threading
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
 from cli.processes import Processes, child_environment, shardq_argv
+from tests.cli_runner import Shardq, error_of
 from tests.models import tiny_model
-from tests.secured_servers import MODEL, SecuredServers, secured_servers
+from tests.secured_servers import MODEL, SecuredServers, free_port, secured_servers
 
-PATIENCE_S = 120.0
+PATIENCE_S = 240.0
 PROMPTS = "".join(f"{json.dumps({'prompt': f'Number {n}', 'max_tokens': 8, 'temperature': 0})}\n" for n in range(6))
 BOTH = ("--dtype", "float32", "--device", "cpu", "--max-length", "128")
 
@@ -29,6 +32,9 @@ class Installation:
         self._directory = directory
         self._model = str(model)
         self._lines: list[str] = []
+        self._flower_port = free_port()
+        #: what Flower counted, once asked
+        self.metrics = ""
         self._processes = Processes(lambda name, line: self._lines.append(f"{name} | {line}"))
 
     def environment(self, user: str) -> dict[str, str]:
@@ -47,11 +53,21 @@ class Installation:
         self._processes.start(user, shardq_argv(*arguments), self.environment(user))
 
     def start_all(self) -> None:
-        """Bookkeeper, tail and head."""
+        """Bookkeeper, Flower, tail and head."""
         self.start("bookkeeper", "bookkeeper", "--log-level", "debug")
+        self.start("flower", "flower", "--port", str(self._flower_port))
         self.start("tail-gpu-b", "tail", "--model", self._model, *BOTH, "--slots", "4", "--log-level", "debug")
         head = ("--slots", "4", "--fronts", "2", "--drafter", "ngram", "--grace-s", "2", "--log-level", "debug")
         self.start("head-gpu-a", "head", "--model", self._model, *BOTH, *head)
+
+    def ask_flower(self) -> bool:
+        """Keep Flower's figures; whether it is there."""
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self._flower_port}/metrics", timeout=10) as reply:
+                self.metrics = reply.read().decode()
+        except (OSError, urllib.error.URLError):
+            return False
+        return True
 
     def run(self, user: str, *arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
         """A command to its end; what it wrote counts as log."""
@@ -140,12 +156,14 @@ def finished(installation: Installation) -> Finished:
         return presence is not None and bool(json.loads(str(presence))["consuming"])
 
     installation.wait_until(ready, "head that takes jobs")
+    installation.wait_until(installation.ask_flower, "Flower")
     batch = installation.run("client", "submit", "-", "--wait", "--model", MODEL, stdin=PROMPTS)
     installation.run("client", "status")
     installation.run("bookkeeper", "doctor")
     # long enough for every thread's beat, sweep, probe and renewal
     time.sleep(3.0)
-    installation.stop("head-gpu-a", "tail-gpu-b", "bookkeeper")
+    installation.ask_flower()
+    installation.stop("flower", "head-gpu-a", "tail-gpu-b", "bookkeeper")
     return installation, batch, lines.stop()
 
 
@@ -172,11 +190,17 @@ def test_no_password_is_in_a_log_even_at_level_debug(finished: Finished) -> None
     assert [line for line in logs.splitlines() if any(p in line for p in installation.servers.passwords())] == []
 
 
-def test_no_password_is_in_an_error_or_a_traceback(installation: Installation) -> None:
-    wrong = {**installation.environment("client")}
-    url = wrong["SHARDQ_BROKER_URL"]
-    cases = {
-        "another port": {"SHARDQ_BROKER_URL": url.replace(f":{installation.servers.queue.port}/", ":1/")},
+def test_flower_sees_the_jobs_with_the_right_to_look_only(finished: Finished) -> None:
+    installation, _, _ = finished
+    assert 'type="task-succeeded"' in installation.metrics
+    assert "permission" not in "".join(line for line in installation.logs().splitlines() if line.startswith("flower"))
+
+
+def wrong_settings(servers: SecuredServers) -> dict[str, dict[str, str]]:
+    """Variables that keep a client from its servers, each in another way."""
+    url = servers.variables("client")["SHARDQ_BROKER_URL"]
+    return {
+        "another port": {"SHARDQ_BROKER_URL": url.replace(f":{servers.queue.port}/", ":1/")},
         "another account": {"SHARDQ_BROKER_URL": url.replace("//client:", "//nobody:")},
         "no such authority": {"SHARDQ_TLS_CA": "/nonexistent"},
         "no authority": {"SHARDQ_TLS_CA": ""},
@@ -184,16 +208,43 @@ def test_no_password_is_in_an_error_or_a_traceback(installation: Installation) -
         "no TLS": {"SHARDQ_BROKER_URL": url.replace("rediss", "redis")},
         "half an address": {"SHARDQ_BROKER_URL": url.replace("@", "#@", 1)},
     }
-    secret = url.split(":")[2].partition("@")[0]
-    for case, changed in cases.items():
-        for command in (["models"], ["submit", "-"], ["doctor"], ["bookkeeper"]):
-            result = subprocess.run(
-                ["timeout", "10", *shardq_argv(*command)],
-                env={**child_environment({**wrong, **changed}), "SHARDQ_PARENT_PID": str(os.getpid())},
-                input=PROMPTS,
-                capture_output=True,
-                text=True,
-                check=False,
-            )
-            assert result.returncode != 0, (case, command, result.stdout)
-            assert secret not in result.stdout + result.stderr, (case, command)
+
+
+def test_no_password_is_in_an_error_or_a_traceback(installation: Installation, tmp_path: Path) -> None:
+    environment = installation.environment("client")
+    secret = str(urlsplit(environment["SHARDQ_BROKER_URL"]).password)
+    for case, changed in wrong_settings(installation.servers).items():
+        run = Shardq(tmp_path, {**environment, **changed})
+        for command in (["models"], ["doctor"], ["doctor", "--json"], ["submit", "-"]):
+            result = run(*command, stdin=PROMPTS.encode())
+            assert result.exit_code != 0, (case, command, result.output)
+            assert secret not in result.output, (case, command)
+    # one that nobody foresaw
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("cli.models._show", lambda as_json: int(environment["SHARDQ_BROKER_URL"]))
+        result = Shardq(tmp_path, environment)("models")
+    assert "Traceback" in result.output
+    assert "invalid literal" in result.output
+    assert secret not in result.output
+
+
+def test_a_bookkeeper_that_cannot_log_in_does_not_log_its_password(installation: Installation) -> None:
+    environment = installation.environment("bookkeeper")
+    secret = str(urlsplit(environment["SHARDQ_BROKER_URL"]).password)
+    url = environment["SHARDQ_BROKER_URL"].replace(f":{installation.servers.queue.port}/", ":1/")
+    result = subprocess.run(
+        ["timeout", "--signal=INT", "25", *shardq_argv("bookkeeper", "--log-level", "debug")],
+        env=child_environment({**environment, "SHARDQ_BROKER_URL": url}),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "does not answer" in result.stdout + result.stderr
+    assert secret not in result.stdout + result.stderr
+
+
+def test_a_password_on_the_command_line_is_refused(tmp_path: Path) -> None:
+    for option in ("--broker-url", "--relay-url", "--database-url"):
+        result = Shardq(tmp_path, {})("doctor", option, "rediss://user:s3cret@queue.example.org")
+        assert "SHARDQ_" in error_of(result)
+        assert "s3cret" not in result.output

@@ -11,6 +11,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
+import yaml
 from cryptography import x509
 
 from relay import acl as wire_acl
@@ -225,3 +226,35 @@ def test_only_the_bookkeeper_may_publish_control_commands() -> None:
     assert publishes(queue_acl.for_bookkeeper())
     for rules in (queue_acl.for_head("a"), queue_acl.for_client(), queue_acl.for_flower()):
         assert not publishes(rules)
+
+
+COMPOSE = (Path(__file__).parents[2] / "docker-compose.yml").read_text(encoding="utf-8")
+
+
+def test_compose_asks_for_nothing_that_init_server_does_not_write(directory: Path) -> None:
+    lines = (directory / "compose.env").read_text().splitlines()
+    written = {line.partition("=")[0] for line in lines if not line.startswith("#")}
+    # those with a default may be missing
+    asked = set(re.findall(r"\$\{(\w+)(?::\?|-\})", COMPOSE))
+    assert asked == written
+    for path in re.findall(r"\$\{SHARDQ_SERVER_DIR:\?\}/([\w./-]+)", COMPOSE):
+        assert (directory / path).exists(), path
+
+
+def test_compose_holds_no_password_and_opens_no_port_of_its_own(directory: Path) -> None:
+    services = yaml.safe_load(COMPOSE)["services"]
+    assert set(services) == {"queue", "wire", "bookkeeper", "flower", "client"}
+    assert all("ports" not in service for service in services.values())
+    assert "PASSWORD" not in COMPOSE.upper().replace("HAS NO PASSWORD", "").replace("AND PASSWORDS", "")
+    for name in ("queue", "wire"):
+        assert services[name]["command"] == ["valkey-server", "redis.conf"]
+        # the configuration's `../../tls` from its data directory
+        assert services[name]["working_dir"] == f"/srv/shardq/{name}"
+        assert any(mount.endswith(":/srv/shardq/tls:ro") for mount in services[name]["volumes"])
+
+
+def test_an_address_as_host_is_no_name_for_compose_to_map(run: Shardq, tmp_path: Path) -> None:
+    assert run("init-server", str(tmp_path / "s"), "--host", "2001:db8::1").exit_code == 0
+    assert "SHARDQ_HOST=localhost\n" in (tmp_path / "s" / "compose.env").read_text()
+    found = dict(variables(tmp_path / "s"))
+    assert "@[2001:db8::1]:6379/0" in found["head"]["SHARDQ_BROKER_URL"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 from typing import Any
 
 import pytest
@@ -67,6 +68,6 @@ def test_a_queue_server_without_password_off_this_machine_is_refused() -> None:
 
 def test_tls_is_verified_unless_the_address_says_otherwise() -> None:
     strict = make_app(TaskSettings(broker_url="rediss://:secret@198.51.100.7:6379/0"))
-    assert "ssl_cert_reqs" in strict.conf.broker_use_ssl
+    assert strict.conf.broker_use_ssl["ssl_cert_reqs"] is ssl.CERT_REQUIRED
     chosen = make_app(TaskSettings(broker_url="rediss://:secret@198.51.100.7/0?ssl_cert_reqs=none"))
-    assert not chosen.conf.broker_use_ssl
+    assert chosen.conf.broker_use_ssl["ssl_cert_reqs"] is ssl.CERT_NONE
