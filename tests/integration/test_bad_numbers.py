@@ -8,11 +8,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tasks.generation import FailureType, GenerationRequest
+from tasks.generation import FailureType, GenerationRequest, StopReason
 from tests.models import tiny_model
-from tests.pair import Halves, UncutModel, generate, tasks_for
+from tests.pair import Halves, Line, Outcomes, UncutModel, generate, options, session, tasks_for
 from tests.parity import MIN_GAP
 from workers.head.drafters import make_drafter
+from workers.head.engine import HeadEngine
 
 #: a prompt with this character meets an embedding that is no number
 POISON = "~"
@@ -47,3 +48,28 @@ def test_jobs_beside_and_after_one_with_nan_logits_get_their_own_text(poisoned: 
             reference = uncut.answer(task)
             assert reference.gap > MIN_GAP
             assert outcome.token_ids == reference.tokens
+
+
+@pytest.mark.parametrize("num_turns", [1, 2, 5])
+def test_a_job_stopped_in_its_prefill_leaves_no_such_numbers_to_the_next_one(poisoned: Halves, num_turns: int) -> None:
+    texts = [f"{POISON} and a long, long prompt behind it", "good morning"]
+    tasks = tasks_for([GenerationRequest(text, None, 0, 16, temperature=0.0) for text in texts])
+    bad, good = (poisoned.prompts.read(task) for task in tasks)
+    drafter = make_drafter(
+        "none", target=poisoned.directory, drafter=None, dtype="float32", device="cpu", slots=1, max_length=128
+    )
+    line, outcomes = Line([bad]), Outcomes()
+    engine = HeadEngine(poisoned.head, drafter, line, outcomes, options(slots=1, lanes=1, prefill_chunk=4))
+    with session(poisoned, 1, 1) as courier:
+        engine.open(courier)
+        for _ in range(num_turns):
+            engine.step()
+        engine.stop(bad.task_id, StopReason.CANCELLED)
+        line.append(good)
+        while len(outcomes.finished) < 2:
+            engine.step()
+    first, second = (outcomes.finished[task.task_id] for task in tasks)
+    assert first.stopped is StopReason.CANCELLED or first.failure is FailureType.NON_FINITE
+    reference = UncutModel(poisoned.directory, poisoned.prompts).answer(tasks[1])
+    assert reference.gap > MIN_GAP
+    assert second.token_ids == reference.tokens

@@ -16,9 +16,9 @@ from relay.errors import LinkLost, RelayRefused, RelayUnreachable
 from relay.memory import MemoryHub, MemoryRelay
 from relay.messages import Hello, Welcome
 from relay.transport import HeadLink, Lease, TailInfo
+from tasks import stops
 from tasks.generation import FailureType, GenerationRequest, GenerationTask, Outcome, StopReason
 from tests.relay_messages import PROFILE, tail_info
-from workers.head import stops as stops_module
 from workers.head.courier import GIVE_UP_AFTER_S, Courier, TailSilent
 from workers.head.intake import Intake
 from workers.head.jobs import Job
@@ -263,7 +263,7 @@ def test_the_stop_watch_tells_of_live_jobs_and_asks_on_while_the_queue_server_is
             raise redis.ConnectionError("away")
         return {"b.1": StopReason.CANCELLED}
 
-    monkeypatch.setattr(stops_module.stops, "flagged", flagged)
+    monkeypatch.setattr(stops, "flagged", flagged)
     live: list[str] = []
     with caplog.at_level(logging.WARNING):
         watch = StopWatch(Mock(), lambda: tuple(live), lambda *stop: told.append(stop), every_s=0.01)

@@ -284,7 +284,7 @@ def prefilled(shard: NarrowTail, slots: int) -> tuple[TailEngine, list[int]]:
     """An engine whose slots stand after a prefill of 3, and their base tokens."""
     engine = TailEngine(shard, slots=slots, max_query=32)  # type: ignore[arg-type]
     most, shard.most_rows = shard.most_rows, 1
-    tokens = []
+    tokens: list[int] = []
     for slot in range(slots):
         (row,) = engine.answer(chunk(slot=slot)).rows
         assert isinstance(row, Accepted)

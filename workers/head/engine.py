@@ -43,7 +43,7 @@ WAIT_S = 0.2
 PROGRESS_EVERY_S = 2.0
 #: seconds between handing jobs back to be alone with a suspect and its beginning: their messages must be back in the
 #: queue before it may bring the engine down
-CLEARED_FOR_S = 1.0
+CLEARED_FOR_S = 0.5
 
 
 class Report(Protocol):
