@@ -91,7 +91,7 @@ def redact(text: str, secrets: tuple[str, ...] = ()) -> str:
 
 def secrets_of(environment: Mapping[str, str]) -> tuple[str, ...]:
     """The passwords in our variables of this environment, as written and with their escapes undone."""
-    from urllib.parse import unquote, urlsplit
+    from urllib.parse import unquote
 
     found: set[str] = set()
     for name, value in environment.items():
@@ -100,8 +100,11 @@ def secrets_of(environment: Mapping[str, str]) -> tuple[str, ...]:
         if _SECRET_NAME.fullmatch(name):
             found.add(value)
         elif "://" in value and "@" in value:
-            password = urlsplit(value).netloc.rpartition("@")[0].partition(":")[2]
-            found |= {password, unquote(password)}
+            # no parser: it would stumble over, or cut, a password with an unescaped `/`, `#`, `[` or `@`
+            place = value.partition("://")[2]
+            for account in (place.partition("@")[0], place.rpartition("@")[0]):
+                password = account.partition(":")[2]
+                found |= {password, unquote(password)}
     return tuple(sorted((secret for secret in found if len(secret) >= MIN_SECRET), key=len, reverse=True))
 
 
