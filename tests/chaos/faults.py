@@ -234,7 +234,7 @@ class Striker:
         self._field.end(head, signal.SIGKILL)
         return f"{head} and {num_lost} messages"
 
-    def _taken(self) -> list[tuple[str, bytes]]:
+    def _taken(self) -> list[tuple[str, bytes | str]]:
         """(head, delivery tag) of every message that a head has taken."""
         return [
             (head, tag) for head in self._field.heads_names for tag in sorted(self._queue.hkeys(keys.unacked(head)))

@@ -178,7 +178,7 @@ def role_of(command: str) -> str | None:
 
 
 def _living_tails(wire: redis.Redis) -> list[str]:
-    names = [key.decode() for key in wire.scan_iter(match=wire_keys.TAILS_PATTERN, count=1000)]
+    names = [_text(key) for key in wire.scan_iter(match=wire_keys.TAILS_PATTERN, count=1000)]
     presences = [name for name in names if wire_keys.is_presence(name)]
     return [json.loads(value)["tail"] for name in presences if (value := wire.get(name))]
 
@@ -189,11 +189,15 @@ _SIZES = {"list": "llen", "hash": "hlen", "set": "scard", "zset": "zcard", "stre
 def _all_keys(client: redis.Redis) -> dict[str, Key]:
     found = {}
     for raw in client.scan_iter(count=1000):
-        name = raw.decode(errors="replace")
-        kind, ttl_ms = client.type(raw).decode(), int(client.pttl(raw))
+        name = _text(raw)
+        kind, ttl_ms = _text(client.type(raw)), int(client.pttl(raw))
         if kind == "none" or ttl_ms == -2:
             continue  # it expired just now
         size = int(getattr(client, _SIZES[kind])(raw))
-        value = (client.get(raw) or b"").decode(errors="replace") if kind == "string" else ""
+        value = _text(client.get(raw) or b"") if kind == "string" else ""
         found[name] = Key(kind, None if ttl_ms == -1 else ttl_ms, size, value)
     return found
+
+
+def _text(value: bytes | str) -> str:
+    return value.decode(errors="replace") if isinstance(value, bytes) else value

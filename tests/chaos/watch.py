@@ -244,7 +244,8 @@ def look_at_queue(client: redis.Redis, model: str) -> tuple[tuple[HeadSeen, ...]
     names = [keys.head(_text(name)) for name in client.smembers(keys.HEADS)]
     pipeline = client.pipeline(transaction=False)
     for name in [*names, keys.BOOKKEEPER]:
-        pipeline.get(name).pttl(name)
+        pipeline.get(name)
+        pipeline.pttl(name)
     replies: list[Any] = pipeline.execute()
     pairs = list(zip(replies[::2], replies[1::2], strict=True))
     heads = tuple(HeadSeen(HeadInfo.from_json(value), (PRESENCE_MS - ttl) / 1000) for value, ttl in pairs[:-1] if value)
@@ -261,7 +262,8 @@ def look_at_wire(client: redis.Redis) -> tuple[TailSeen, ...]:
     pipeline = client.pipeline(transaction=False)
     presences = [name for name in names if wire_keys.is_presence(name)]
     for name in presences:
-        pipeline.get(name).pttl(name)
+        pipeline.get(name)
+        pipeline.pttl(name)
     replies: list[Any] = pipeline.execute()
     found = []
     for name, value, ttl in zip(presences, replies[::2], replies[1::2], strict=True):
