@@ -54,9 +54,9 @@ def _split(url: str, setting: str) -> SplitResult:
         parts = urlsplit(url)
         _ = parts.port
         names = {name for name, _ in parse_qsl(parts.query, keep_blank_values=True)}
-    except ValueError as error:
-        # the error's own text may repeat a part of the password
-        raise RelayUrlInvalid(f"{setting} = {redact(url)} is no Redis address; {_EXPECTED}") from error
+    except ValueError:
+        # the cause is left out: its text may repeat a part of the password
+        raise RelayUrlInvalid(f"{setting} = {redact(url)} is no Redis address; {_EXPECTED}") from None
     if parts.scheme not in _SCHEMES:
         raise RelayUrlInvalid(f"{setting} = {redact(url)}: {_EXPECTED}")
     if unknown := sorted(names - QUERY_NAMES):

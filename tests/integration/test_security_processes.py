@@ -20,6 +20,9 @@ from tests.models import tiny_model
 from tests.secured_servers import MODEL, SecuredServers, free_port, secured_servers
 
 PATIENCE_S = 240.0
+
+# starting five processes takes long where many tests share few cores
+pytestmark = pytest.mark.timeout(900)
 PROMPTS = "".join(f"{json.dumps({'prompt': f'Number {n}', 'max_tokens': 8, 'temperature': 0})}\n" for n in range(6))
 BOTH = ("--dtype", "float32", "--device", "cpu", "--max-length", "128")
 

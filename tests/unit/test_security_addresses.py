@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ssl
+import traceback
 from pathlib import Path
 
 import pytest
@@ -148,6 +149,12 @@ def test_a_password_never_shows_whatever_is_in_it(password: str) -> None:
     with pytest.raises(RelayUrlInvalid) as refused:
         check_url(f"http://user:{password}@host")
     assert "s3cret" not in str(refused.value)
+
+
+def test_the_error_about_a_malformed_address_has_no_cause_that_quotes_it() -> None:
+    with pytest.raises(RelayUrlInvalid) as refused:
+        check_url("rediss://client:s3cret#@host:6379/0")
+    assert "s3cret" not in "".join(traceback.format_exception(refused.value))
 
 
 def test_settings_do_not_show_addresses_in_reprs_and_errors(monkeypatch: pytest.MonkeyPatch) -> None:
