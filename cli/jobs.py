@@ -50,7 +50,8 @@ def status_command(ctx: click.Context, batch: str | None, as_json: bool) -> None
     else:
         print_batch(row, figures)
         if row.counts.num_open and row.status != BatchStatus.VALIDATING:
-            for reason in why_nothing_moves(look_around(), row.counts):
+            stopping = row.status == BatchStatus.CANCELLING
+            for reason in why_nothing_moves(look_around(), row.counts, stopping=stopping):
                 warn(reason)
     ctx.exit(exit_code(row.counts))
 

@@ -58,13 +58,18 @@ def look_around() -> System:
         return System(problem=str(error))
 
 
-def why_nothing_moves(system: System, counts: Counts) -> Iterator[str]:
-    """What stands in the way of a batch with these open jobs, one line each; nothing if all is well."""
+def why_nothing_moves(system: System, counts: Counts, *, stopping: bool = False) -> Iterator[str]:
+    """What stands in the way of a batch with these open jobs, one line each; nothing if all is well.
+
+    `stopping`: it is being cancelled, which needs no head.
+    """
     if system.problem:
         yield system.problem
         return
     if not system.bookkeeper:
         yield "no bookkeeper runs: nothing is fed or recorded (start `shardq bookkeeper`)"
+    if stopping:
+        return
     if not system.heads:
         yield "no head is alive: jobs wait in the queue (start `shardq head`)"
     elif not any(head.consuming for head in system.heads):

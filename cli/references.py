@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from cli.errors import NotFound
 from storage.batches import get_batch
 from storage.database import Database
 from storage.errors import BatchAmbiguous, BatchNotFound
@@ -11,29 +12,41 @@ from storage.jobs import get_job
 from storage.records import BatchRow, JobRow
 
 #: `<batch>-<line>`, perhaps with the attempt of a task id
-_JOB = re.compile(r"(?P<batch>.+)-(?P<line>[0-9]+)(?:\.[0-9]+)?")
+_JOB = re.compile(r"(?P<batch>.+)-(?P<line>[0-9]{1,9})(?:\.[0-9]+)?")
 #: how the ids of result lines begin
 _RESULT_LINE = "batch_req_"
 
 
 def batch_or_job(database: Database, reference: str) -> BatchRow | JobRow:
-    """The batch or job that is meant. Raises BatchNotFound, BatchAmbiguous or JobNotFound.
+    """The batch or job that is meant. Raises NotFound, BatchAmbiguous or JobNotFound.
 
     A batch is its id, the beginning of one, or its name; a job is `<batch>-<line>`, also as result lines
     (`batch_req_…`) and the dashboard (`….<attempt>`) show it. A batch whose name looks like a job comes first.
     """
+    known = reference
     if reference.startswith(_RESULT_LINE):
-        reference = f"batch_{reference.removeprefix(_RESULT_LINE)}"
+        known = f"batch_{reference.removeprefix(_RESULT_LINE)}"
     try:
-        return get_batch(database, reference)
+        return get_batch(database, known)
     except BatchAmbiguous:
         raise
     except BatchNotFound as error:
-        found = _JOB.fullmatch(reference)
-        if found is None:
-            raise
-        try:
-            batch = get_batch(database, found["batch"])
-        except BatchNotFound:
-            raise error from None
-        return get_job(database, f"{batch.id}-{int(found['line'])}")
+        job = _job(database, known)
+        if job is None:
+            ways = "expected an id, the beginning of one, a name, or BATCH-LINE (`shardq list` shows the batches)"
+            raise NotFound(f"no batch or job {reference!r}: {ways}") from error
+        return job
+
+
+def _job(database: Database, reference: str) -> JobRow | None:
+    """The job; None if there is no such batch. Raises BatchAmbiguous or JobNotFound."""
+    found = _JOB.fullmatch(reference)
+    if found is None:
+        return None
+    try:
+        batch = get_batch(database, found["batch"])
+    except BatchAmbiguous:
+        raise
+    except BatchNotFound:
+        return None
+    return get_job(database, f"{batch.id}-{int(found['line'])}")

@@ -147,7 +147,7 @@ def write_table(jobs: Iterable[JobRow], out: TextIO) -> None:
 def table_row(job: JobRow) -> tuple[Any, ...]:
     """A job in the columns of `write_table`."""
     is_done = job.state == JobState.COMPLETED
-    text = job.text if is_done or job.text else ": ".join(error_of(job))
+    text = job.text if is_done or job.text else _without_text(job)
     return (
         job.custom_id,
         job.finish_reason if is_done else state(job.state),
@@ -157,6 +157,12 @@ def table_row(job: JobRow) -> tuple[Any, ...]:
         percent(job.accepted or 0, job.drafted or 0),
         first_words(text, 60),
     )
+
+
+def _without_text(job: JobRow) -> str:
+    """Why there is none. The state alone says what code a stopped job has."""
+    code, message = error_of(job)
+    return f"{code}: {message}" if job.state == JobState.FAILED else message
 
 
 def write_results(database: Database, batch_id: str, path: Path) -> None:

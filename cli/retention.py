@@ -8,7 +8,7 @@ import click
 
 from cli.confirmation import confirm, yes_option
 from cli.database import opened
-from cli.durations import AGE
+from cli.durations import age
 from cli.errors import CliError
 from cli.options import database_option, json_option
 from cli.output import counted, duration, note, print_json, size
@@ -52,7 +52,7 @@ def delete_command(batches: tuple[str, ...], yes: bool, as_json: bool) -> None:
 
 
 @click.command("prune")
-@click.option("--older-than", "age_s", type=AGE, required=True, metavar="DURATION", help="Since their end: 12h, 30d.")
+@click.option("--older-than", "age_s", type=age, required=True, metavar="DURATION", help="Since their end: 12h, 30d.")
 @click.option("--dry-run", is_flag=True, help="Only show which ones.")
 @yes_option
 @json_option

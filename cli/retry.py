@@ -7,7 +7,7 @@ from collections.abc import Collection
 import click
 
 from cli.database import opened
-from cli.durations import DURATION
+from cli.durations import time_ahead
 from cli.errors import CliError
 from cli.follow import follow_to_end
 from cli.jobs import batch_json
@@ -34,7 +34,7 @@ USUAL = (JobState.FAILED, JobState.EXPIRED)
 @click.option(
     "--expires-in",
     "expires_in_s",
-    type=DURATION,
+    type=time_ahead,
     metavar="DURATION",
     help="Jobs that have not ended by then expire. Default: as before if that lies ahead, else never.",
 )

@@ -10,7 +10,7 @@ from typing import Any, BinaryIO
 import click
 
 from cli.database import opened
-from cli.durations import DURATION
+from cli.durations import time_ahead
 from cli.errors import ExitCode, InputRefused
 from cli.follow import follow_to_end
 from cli.input_file import Check, ErrorSink, check_input, error_file, error_report, nowhere, open_input
@@ -67,7 +67,7 @@ class Afterwards:
     "--expires-in",
     "--completion-window",
     "expires_in_s",
-    type=DURATION,
+    type=time_ahead,
     metavar="DURATION",
     help="Jobs that have not ended by then expire: 90s, 10m, 24h, 7d. Default: never.",
 )
