@@ -54,13 +54,11 @@ class RawConnection(Protocol):
 class Connections:
     """Makes all connections to one server; repeats no command behind our back: a repeated XADD doubles."""
 
-    def __init__(self, address: Address, *, answer_timeout_s: float, beat_timeout_s: float) -> None:
-        """A connection is given up when an answer takes longer; `beat_timeout_s` is for `beats`."""
+    def __init__(self, address: Address, *, answer_timeout_s: float, read_timeout_s: float) -> None:
+        """A connection is given up when an answer takes longer; `read_timeout_s` holds for reads that may wait."""
         self.url = address.url
-        self._options: dict[str, Any] = {
+        common: dict[str, Any] = {
             "retry": Retry(NoBackoff(), 0),
-            "socket_timeout": answer_timeout_s,
-            "socket_connect_timeout": answer_timeout_s,
             "socket_keepalive": True,
             "socket_read_size": 1 << 20,
             "decode_responses": False,
@@ -69,11 +67,16 @@ class Connections:
             "protocol": 2,
             **address.tls,
         }
-        self._pool = redis.ConnectionPool.from_url(address.url, **self._options)
-        self.client = redis.Redis(connection_pool=self._pool)
-        quick = {**self._options, "socket_timeout": beat_timeout_s, "socket_connect_timeout": beat_timeout_s}
-        #: for what is repeated all the time: a half-open connection must be noticed before what it keeps alive lapses
-        self.beats = redis.Redis(connection_pool=redis.ConnectionPool.from_url(address.url, **quick))
+
+        def pool(timeout_s: float) -> redis.ConnectionPool:
+            timeouts = {"socket_timeout": timeout_s, "socket_connect_timeout": timeout_s}
+            return redis.ConnectionPool.from_url(address.url, **common, **timeouts)
+
+        self._patient_pool = pool(read_timeout_s)
+        #: for commands whose answer comes at once: what they keep alive must not lapse over a half-open connection
+        self.client = redis.Redis(connection_pool=pool(answer_timeout_s))
+        #: for reads that wait at the server
+        self.reading = redis.Redis(connection_pool=self._patient_pool)
 
     @contextmanager
     def translated(self) -> Iterator[None]:
@@ -85,13 +88,14 @@ class Connections:
 
     def open(self) -> RawConnection:
         """A new connection, logged in; raises redis-py's errors."""
-        connection = cast(RawConnection, self._pool.connection_class(**self._pool.connection_kwargs))
+        pool = self._patient_pool
+        connection = cast(RawConnection, pool.connection_class(**pool.connection_kwargs))
         connection.connect()
         return connection
 
     def close(self) -> None:
         """Close the client's connections; those from `open` belong to whoever opened them."""
-        for client in (self.client, self.beats):
+        for client in (self.client, self.reading):
             client.close()
             client.connection_pool.disconnect()
 

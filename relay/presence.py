@@ -182,7 +182,7 @@ class RedisAnnouncement:
                 return False
             value = Presence(replace(self._tail, pulse=self._pulse), self._epoch_seen()).to_json()
             with self._connections.translated():
-                self._connections.beats.set(keys.presence(self._tail.tail), value, px=self._ttl_ms)
+                self._connections.client.set(keys.presence(self._tail.tail), value, px=self._ttl_ms)
             return True
 
 
@@ -206,7 +206,7 @@ class RedisLease:
         self._ttl_s = settings.ttl_s
         self._renewed_at = taken_at
         self._ended = threading.Event()
-        self._renew_script = connections.beats.register_script(_RENEW)
+        self._renew_script = connections.client.register_script(_RENEW)
         # twice as often as needed: this is also how the death of the tail is noticed
         self._beat = Beat(f"lease of tail {tail.tail}", settings.refresh_s / 2, self._renew)
 

@@ -132,9 +132,10 @@ class RedisRelay:
         """Raises `RelayRefused` for an address that `tls.address_of` refuses. `settings.url` is not used."""
         self._settings = settings or RelaySettings()
         address = address_of(url, self._settings.tls_ca, allow_insecure=allow_insecure)
-        answer_timeout_s = self._settings.block_s + self._settings.patience_s / 2
-        beat_timeout_s = min(answer_timeout_s, max(0.5, self._settings.ttl_s / 4))
-        self._connections = Connections(address, answer_timeout_s=answer_timeout_s, beat_timeout_s=beat_timeout_s)
+        # some tries must fit into the life of what they keep alive
+        answer_timeout_s = max(0.5, self._settings.ttl_s / 4)
+        read_timeout_s = self._settings.block_s + self._settings.patience_s / 2
+        self._connections = Connections(address, answer_timeout_s=answer_timeout_s, read_timeout_s=read_timeout_s)
         #: tail → newest epoch whose hello was seen
         self._epochs_seen: dict[str, int] = {}
         self._open: weakref.WeakSet[_Closable] = weakref.WeakSet()
@@ -237,7 +238,7 @@ class RedisRelay:
         """(entry id, frame) of the hellos above `after_epoch`."""
         streams = {keys.hello(tail): f"{after_epoch}-0"}
         with self._connections.translated():
-            reply = self._connections.client.xread(streams, count=HELLOS_AT_ONCE, block=block_ms)  # type: ignore[arg-type]
+            reply = self._connections.reading.xread(streams, count=HELLOS_AT_ONCE, block=block_ms)  # type: ignore[arg-type]
         found = cast("list[tuple[bytes, list[tuple[bytes, dict[bytes, bytes]]]]]", reply or [])
         return [(entry_id, fields.get(FRAME_FIELD, b"")) for _, entries in found for entry_id, fields in entries]
 

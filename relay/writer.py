@@ -8,10 +8,15 @@ server lost it.
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import logging
 import os
 import selectors
 import socket
+import struct
+import sys
+import termios
 import threading
 import time
 from collections import deque
@@ -32,7 +37,11 @@ FRAME_FIELD = b"f"
 FIRST_ENTRY_ID = b"0-1"
 #: seconds between two probes of an epoch's existence, which also keep a NAT's entry alive
 PROBE_INTERVAL_S = 1.0
-#: bytes handed to the socket at a time; each piece taken counts as progress
+#: seconds for which a probe can be left out because something else is unanswered: that proves as much
+PROBE_AT_LEAST_S = 30.0
+#: seconds between two looks at how much of what was written has arrived
+_LOOK_S = 1.0
+#: bytes handed to the socket at a time
 _PIECE = 1 << 16
 
 
@@ -81,6 +90,9 @@ class FrameWriter:
         self._unanswered: deque[_Command] = deque()
         self._progress_at = 0.0
         self._probe_at = 0.0
+        #: bytes on the present connection: written, and known to have arrived
+        self._written = 0
+        self._arrived = 0
         #: bytes in this pipe end the thread's wait; closed under the lock, so nobody writes to a reused
         #: descriptor
         self._wake_out, self._wake_in = os.pipe()
@@ -170,6 +182,7 @@ class FrameWriter:
         sock = self._line.socket
         self._progress_at = time.monotonic()
         self._probe_at = self._progress_at
+        self._written = self._arrived = 0
         with selectors.DefaultSelector() as selector:
             selector.register(sock, selectors.EVENT_READ)
             selector.register(self._wake_out, selectors.EVENT_READ)
@@ -180,13 +193,11 @@ class FrameWriter:
                     self._drain_wakes()
                 if sock.fileno() in ready:
                     self._read_replies()
-                self._check_progress()
+                self._check_progress(sock)
 
     def _pause_s(self) -> float:
         now = time.monotonic()
-        due = self._probe_at
-        if self._unanswered:
-            due = min(due, self._progress_at + self._stall_s)
+        due = min(now + _LOOK_S, self._progress_at + self._stall_s) if self._unanswered else self._probe_at
         return max(due - now, 0.001)
 
     def _drain_wakes(self) -> None:
@@ -207,12 +218,15 @@ class FrameWriter:
 
     def _write(self, sock: socket.socket, data: memoryview) -> None:
         while data:
-            data = data[sock.send(data[:_PIECE]) :]
-            self._progress_at = time.monotonic()
+            num_bytes = sock.send(data[:_PIECE])
+            self._written += num_bytes
+            data = data[num_bytes:]
 
     def _add_probe(self) -> None:
         now = time.monotonic()
-        if now < self._probe_at:
+        # Not behind something unanswered: on a half-open connection whose other end's kernel still takes bytes, more
+        # of them would look like progress.
+        if now < self._probe_at + (PROBE_AT_LEAST_S if self._unanswered or self._waiting else 0.0):
             return
         self._probe_at = now + PROBE_INTERVAL_S
         self._waiting.append(self._entry(FIRST_ENTRY_ID, b"", _Sense.PROBE))
@@ -242,6 +256,19 @@ class FrameWriter:
         elif reply is None:
             raise LinkLost(f"{self._key}: the epoch was ended by the other side, or the server lost it")
 
-    def _check_progress(self) -> None:
+    def _check_progress(self, sock: socket.socket) -> None:
+        """Raise redis-py's TimeoutError where neither replies come nor what was written arrives."""
+        arrived = self._written - _bytes_under_way(sock)
+        if arrived > self._arrived:
+            self._progress_at = time.monotonic()
+        self._arrived = arrived
         if self._unanswered and time.monotonic() - self._progress_at > self._stall_s:
             raise redis.TimeoutError(f"no reply within {self._stall_s:g} s")
+
+
+def _bytes_under_way(sock: socket.socket) -> int:
+    """Bytes that the other end's system has not confirmed; 0 where ours does not tell."""
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError):
+            return int(struct.unpack("i", fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, bytes(4)))[0])
+    return 0

@@ -16,15 +16,16 @@ import redis
 
 from benchmarks.link_simulator import LinkShape, LinkSimulator
 from relay import acl, keys
+from relay.codec import encode
 from relay.embedded import EmbeddedRedis
 from relay.errors import LinkLost, RelayRefused, RelayUnreachable
-from relay.messages import Round
+from relay.messages import Hello, Round
 from relay.settings import RelaySettings
 from relay.streams import RedisRelay
 from relay.transport import HeadLink, TailLink
 from tests.integration.test_relay_contract import QUICK, Linked, link, loses
 from tests.redis_server import running_redis
-from tests.relay_messages import hello_for, round_of, tail_info, verdict_of
+from tests.relay_messages import PROFILE, hello_for, round_of, tail_info, verdict_of
 
 
 @pytest.fixture
@@ -260,11 +261,58 @@ def test_a_malformed_presence_is_ignored(
     head, tail = relays
     info = tail_info()
     tail.announce(info)
-    for name, value in (("x-00000000", "{}"), ("y-00000000", "[1]"), ("z-00000000", "\xff"), ("w-00000000", "null")):
-        client.set(keys.presence(name), value)
-    client.set(keys.presence("v-00000000"), client.get(keys.presence(info.tail)))
+    true = client.get(keys.presence(info.tail))
+    assert isinstance(true, str)
+    values = [
+        *("{}", "[1]", "\xff", "null", "", true[:-9], "[" * 100_000, true + " " * (1 << 17)),
+        true.replace('"slots": 8', '"slots": Infinity'),
+        true.replace('"epoch": 0', '"epoch": 1e999'),
+        true.replace('"epoch": 0', f'"epoch": {2**64}'),
+    ]
+    for number, value in enumerate(values):
+        client.set(keys.presence(f"x-{number:08x}"), value)
+    client.set(keys.presence("v-00000000"), true)
+    client.rpush(keys.presence("w-00000000"), "a list")
     assert head.tails() == [info]
     assert "v-00000000 claims to be" in caplog.text
+    assert head.lease("a", info) is not None
+
+
+def test_keys_that_are_no_tails_presence_are_ignored_and_harm_no_other_tail(
+    relays: tuple[RedisRelay, RedisRelay], client: redis.Redis
+) -> None:
+    linked = link(*relays)
+    true = client.get(keys.presence(linked.tail.tail))
+    assert isinstance(true, str)
+    for name in (b"*", b"gpu-?-00000000", b"\xff\xfe-00000000", b"a:b-00000000", b"gpu", b""):
+        client.set(b"shardq:tail:" + name, true.replace(linked.tail.tail, name.decode(errors="replace")))
+    client.set(b"shardq:link:" + linked.tail.tail.encode() + b":\xff:0:up", "x")
+    assert relays[0].tails() == [linked.tail]
+    linked.head_end.send(0, round_of(1))
+    assert numbers(linked.tail_end, 1) == [1]
+    linked.lease.release()
+    assert relays[0].lease("again", linked.tail) is not None
+
+
+def test_a_malformed_hello_is_dropped_with_a_reason_and_the_next_epoch_is_heard(
+    relays: tuple[RedisRelay, RedisRelay], client: redis.Redis, caplog: pytest.LogCaptureFixture
+) -> None:
+    head, tail = relays
+    info = tail_info()
+    tail.announce(info)
+    hello = Hello("gpu-a", 3, 1, PROFILE, split=2, slots=8, max_query=64)
+    frames = [b"", b"nonsense", encode(hello)[:-1], encode(verdict_of(1)), encode(hello), encode(hello) + b"more"]
+    for number, frame in enumerate(frames):
+        client.xadd(keys.hello(info.tail), {"f": frame}, id=f"{10 + number}-0")
+    client.xadd(keys.hello(info.tail), {"another field": "x"}, id="16-0")
+    assert tail.await_hello(info.tail, 0, 0.5) is None
+    assert sum("hello" in message and "dropped" in message for message in caplog.messages) >= len(frames) + 1
+    time.sleep(0.5)  # the presence tells which epochs were seen
+    lease = head.lease("gpu-a", info)
+    assert lease is not None
+    assert lease.epoch > 16
+    head.connect(lease, hello_for(lease))
+    assert tail.await_hello(info.tail, 0, 5.0) == hello_for(lease)
 
 
 def test_a_head_and_a_tail_work_with_no_more_than_their_rights(tmp_path: Path) -> None:
