@@ -169,7 +169,8 @@ def test_a_job_with_any_sign_of_life_is_not_queued_again(office: Office, sign: s
         office.client.set(keys.job(task.task_id), lease.DONE)
     for beat in range(6):
         heads.beat(office.client, dataclasses.replace(head_info(live=live), beat=beat))
-        for tag in office.client.zrange(keys.unacked_index("h1"), 0, -1):
+        claims: Any = office.client.zrange(keys.unacked_index("h1"), 0, -1)
+        for tag in claims:
             office.client.zincrby(keys.unacked_index("h1"), 1, tag)
         turn(office, bookkeeper, 31)
     assert waiting(office).total() == 0

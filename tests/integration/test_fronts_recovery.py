@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 import subprocess
@@ -16,16 +17,17 @@ from typing import Any
 
 import pytest
 
+from storage.batches import get_batch
 from storage.jobs import iterate_results
 from storage.records import JobRow
 from storage.retries import retry_batch
-from storage.states import JobState
+from storage.states import BatchStatus, JobState
 from storage.stops import cancel_batch
 from tasks import keys, stops
 from tasks.bookkeeper import Bookkeeper
 from tasks.generation import FailureType, StopReason
 from tasks.heads import PRESENCE_MS
-from tests.bookkeeping import PROFILE, Office, open_office, submit
+from tests.bookkeeping import PROFILE, Office, open_office, outcome, submit
 from tests.integration.fake_engine import AUTHKEY, HEAD, MODEL, FakeEngine
 from tests.integration.test_fronts import ROOT, Head, Queue, events_of, head, make_task, wait_until
 from workers.head.channel import private_address
@@ -209,9 +211,17 @@ def test_a_cancelled_batch_ends_while_fronts_hold_some_of_it(office: Office) -> 
         wait_until(lambda: it.live() == 4)
         cancel_batch(office.database, batch)
         wait_until(lambda: ended(office, batch)[JobState.CANCELLED] == 8)
-        assert sorted(stops.flagged(office.client, list(it.engine.server.live()))) == sorted(it.engine.delivered)
-        it.engine.release()
-        wait_until(lambda: ended(office, batch) == {JobState.CANCELLED: 8, JobState.COMPLETED: 4})
+        live = it.engine.server.live()
+        assert stops.flagged(office.client, live) == dict.fromkeys(live, StopReason.CANCELLED)
+        stopped = sorted(task_id.removesuffix(".1") for task_id in live[:3])
+        for job in stopped:
+            partial = dataclasses.replace(outcome(job, text="Once upon"), stopped=StopReason.CANCELLED)
+            it.engine.server.finish(partial.task_id, partial)
+        wait_until(lambda: ended(office, batch)[JobState.CANCELLED] == 11)
+        it.engine.release()  # the last one was quicker than its stop
+        wait_until(lambda: ended(office, batch) == {JobState.CANCELLED: 11, JobState.COMPLETED: 1})
+    assert sorted(row.id for row in rows(office, batch) if row.text == "Once upon") == stopped
+    assert get_batch(office.database, batch).status is BatchStatus.CANCELLED
 
 
 def test_a_killed_fronts_jobs_are_recorded_in_time_without_a_second_generation(office: Office) -> None:

@@ -57,8 +57,13 @@ def take(office: Office, head_id: str | None, *names: str) -> None:
             lease.acquire(office.client, f"{name}.1", head_id, f"{head_id}-1")
 
 
+def claims(office: Office, head_id: str) -> list[bytes]:
+    tags: Any = office.client.zrange(keys.unacked_index(head_id), 0, -1)
+    return list(tags)
+
+
 def renew(office: Office, head_id: str) -> None:
-    for tag in office.client.zrange(keys.unacked_index(head_id), 0, -1):
+    for tag in claims(office, head_id):
         office.client.zincrby(keys.unacked_index(head_id), 1, tag)
 
 
@@ -102,7 +107,7 @@ def test_a_presence_that_never_lapses_because_the_servers_clock_went_back_is_see
 def test_what_a_dead_front_of_a_living_head_held_goes_back_and_the_engine_keeps_its_lease(office: Office) -> None:
     watch = Watch(office, "h1")
     take(office, "h1", "held", "lost")
-    kept, lost = office.client.zrange(keys.unacked_index("h1"), 0, -1)
+    kept, lost = claims(office, "h1")
     ids = {
         tag: queues.task_id(json.loads(office.client.hget(keys.unacked("h1"), tag) or b"")[0]) for tag in (kept, lost)
     }

@@ -23,7 +23,8 @@ from kombu.transport import redis as transport
 from redis.exceptions import NoScriptError
 
 from tasks import keys
-from tasks.connection import Outage
+from tasks.connection import Outage, as_task_error
+from tasks.errors import QueueFull
 from tasks.heads import restore_unacked
 from workers.head.front_settlements import Settlements
 
@@ -163,6 +164,16 @@ class _FetchingChannel(transport.Channel):
     def __init__(self, *args: Any, **options: Any) -> None:
         self._outage = Outage(logger, "no jobs are taken")
         super().__init__(*args, **options)  # type: ignore[no-untyped-call]
+
+    def _queue_bind(self, *args: Any) -> None:
+        """Note the queue's binding; a server that takes no writes must not end a front that can work without."""
+        bind: Any = super()._queue_bind
+        try:
+            bind(*args)
+        except redis.ResponseError as error:
+            if not isinstance(as_task_error(error), QueueFull):
+                raise
+            self._outage.failed(error)
 
     def _brpop_start(self, timeout: float | None = None) -> None:
         queues = self._queue_cycle.consume(len(self.active_queues))
