@@ -34,7 +34,14 @@ KINDS = (
 def test_twelve_faults_lose_no_job_double_none_and_change_no_text(tiny: Path) -> None:
     # a machine of continuous integration may be slow: how soon is measured by the long campaign
     options = Options(
-        jobs=20, faults=len(KINDS), num_heads=1, kinds=KINDS, settle_s=0.8, recovery_s=30.0, max_tokens=80
+        jobs=20,
+        faults=len(KINDS),
+        num_heads=1,
+        kinds=KINDS,
+        settle_s=0.8,
+        recovery_s=30.0,
+        min_tokens=24,
+        max_tokens=64,
     )
     # not pytest's directory: the path of an engine's socket would be too long
     with tempfile.TemporaryDirectory(prefix="chaos-") as directory:

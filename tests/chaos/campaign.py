@@ -32,7 +32,7 @@ from tests.chaos.watch import Sample, Watch
 from tests.cli_runner import Shardq
 
 #: round trip between head and tail, in milliseconds: jobs take seconds, as on a long link
-RTT_MS = 120.0
+RTT_MS = 240.0
 #: shares of jobs run undisturbed beyond those needed: some texts hang on rounding
 SPARE = 0.1
 #: a fault that is not recovered from by then is given up
@@ -57,9 +57,9 @@ class Options:
     num_heads: int = 2
     kinds: Sequence[Kind] = tuple(Kind)
     #: jobs in one submitted file
-    portion: int = 8
-    min_tokens: int = 24
-    max_tokens: int = 96
+    portion: int = 4
+    min_tokens: int = 48
+    max_tokens: int = 128
     #: a fault is followed by the next once everything has worked for this long
     settle_s: float = 2.0
     #: seconds after a fault's end within which all must be well again
