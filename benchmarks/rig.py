@@ -38,6 +38,7 @@ from workers.head.intake import Intake
 from workers.head.prompts import PromptReader
 from workers.head.session import HeadOffer, TailSearch
 from workers.head.worker import engine_options
+from workers.pauses import exempt_loaded
 from workers.served import ServedModel
 from workers.settings import HeadSettings
 
@@ -332,7 +333,9 @@ def rig(model: Path, *, slots: int, max_length: int) -> Iterator[Rig]:
         shard = served.load_head(slots=slots, max_query=MAX_QUERY)
         relay = stack.enter_context(closing(RedisRelay(head_leg.url)))
         ready = Rig(served, shard, relay, server, (head_leg, tail_leg))
-        ready.run([GenerationRequest("Warm up.", None, 0, 8, temperature=0.0)] * 2, Way(slots=2, rtt_ms=0))
+        warm_up = GenerationRequest("Warm up.", None, 0, 8, temperature=0.0)
+        ready.run([warm_up] * 2, Way(slots=min(2, slots), rtt_ms=0))
+        exempt_loaded()
         yield ready
 
 

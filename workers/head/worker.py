@@ -28,6 +28,7 @@ from workers.head.presence import Identity, Load, Presence
 from workers.head.prompts import PromptReader
 from workers.head.session import HeadOffer, Session, TailSearch
 from workers.head.trace import open_trace
+from workers.pauses import exempt_loaded
 from workers.progress import log_progress
 from workers.served import ServedModel
 from workers.settings import HeadSettings
@@ -83,6 +84,7 @@ def _assembled(settings: HeadSettings, served: ServedModel, client: redis.Redis)
         vocab_size=shard.vocab_size,
         context=served.profile.context,
     )
+    exempt_loaded()
     intake, authkey = Intake(prompts, settings.head_id), secrets.token_bytes(32)
     with (
         closing(open_trace(settings.trace)) as trace,
