@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from relay import codec
+from relay import codec, fields
 from relay.codec import decode, encode
 from relay.errors import FrameInvalid
 from relay.messages import (
@@ -37,7 +37,7 @@ patient = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 small = st.integers(0, 2**31 - 1)
 long = st.integers(0, 2**63 - 1)
-names = st.text(max_size=codec.MAX_NAME)
+names = st.text(max_size=fields.MAX_NAME)
 tokens = st.lists(small, max_size=20).map(tuple)
 
 
@@ -63,10 +63,10 @@ def rounds(draw: st.DrawFn) -> Round:
 profiles = st.builds(Profile, names, names, names, names, st.booleans(), small)
 samplings = st.builds(Sampling, numbers(), small, numbers(1.0), numbers(1.0), st.integers(-(2**63), 2**63 - 1))
 copies = st.none() | st.builds(Copy, small, long, small)
-accepted = st.builds(Accepted, small, long, long, st.integers(0, codec.MAX_TOKENS), tokens)
+accepted = st.builds(Accepted, small, long, long, st.integers(0, fields.MAX_TOKENS), tokens)
 voids = st.builds(Void, small, long, long, st.sampled_from(VoidReason))
 messages: st.SearchStrategy[Message] = st.one_of(
-    st.builds(Hello, names, long, st.integers(1, codec.MAX_LANES), profiles, small, small, small),
+    st.builds(Hello, names, long, st.integers(1, fields.MAX_LANES), profiles, small, small, small),
     st.builds(Welcome, names, long),
     st.builds(Error, long, st.sampled_from(ErrorReason), st.text(max_size=200)),
     st.builds(Prefill, long, small, long, long, small, small, st.booleans(), samplings, copies, tensors()),
@@ -181,7 +181,7 @@ def test_a_round_must_bring_a_hidden_state_for_every_token() -> None:
 
 
 def test_more_tokens_than_a_row_may_have_are_refused() -> None:
-    row = Accepted(0, 0, 0, 0, tuple(range(codec.MAX_TOKENS + 1)))
+    row = Accepted(0, 0, 0, 0, tuple(range(fields.MAX_TOKENS + 1)))
     with pytest.raises(FrameInvalid, match="at most 1024 items"):
         encode(Verdict(1, (row,), 0.0))
 
@@ -197,7 +197,7 @@ def test_a_sampling_value_that_is_no_temperature_is_refused(temperature: float) 
 def test_an_errors_long_text_is_cut_instead_of_refused() -> None:
     message = decode(encode(Error(1, ErrorReason.TAIL_FAILED, "x" * 100_000)))
     assert isinstance(message, Error)
-    assert message.message == "x" * codec.MAX_TEXT
+    assert message.message == "x" * fields.MAX_TEXT
 
 
 def test_decoding_copies_no_tensor() -> None:

@@ -1,0 +1,35 @@
+"""A frame's tensor: its description in the header, its bytes in the body. No torch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from relay.errors import FrameInvalid
+from relay.fields import Fields
+from relay.messages import DTYPE_BYTES, Tensor
+
+
+def raw(tensor: Tensor) -> memoryview:
+    """The tensor's bytes. Raises `FrameInvalid` for data that is not C-contiguous."""
+    try:
+        return memoryview(tensor.data).cast("B")
+    except (TypeError, ValueError) as error:
+        raise FrameInvalid(f"tensor data must be C-contiguous bytes: {error}") from error
+
+
+def describe(tensor: Tensor) -> list[Any]:
+    """What the header says of the tensor."""
+    return [tensor.dtype, list(tensor.shape)]
+
+
+def read_tensor(description: object, body: memoryview) -> Tensor:
+    """A matrix: every tensor on the wire is [tokens, hidden]. Raises `FrameInvalid`."""
+    fields = Fields(description, "Tensor", 2)
+    dtype = fields.text("dtype")
+    if dtype not in DTYPE_BYTES:
+        raise FrameInvalid(f"Tensor.dtype: {dtype[:40]!r} is none of {', '.join(DTYPE_BYTES)}")
+    shape = Fields(fields.array("shape", 2), "Tensor.shape", 2)
+    rows, columns = shape.integer("rows", 1), shape.integer("columns", 1)
+    if rows * columns * DTYPE_BYTES[dtype] != body.nbytes:
+        raise FrameInvalid(f"Tensor: {dtype} [{rows}, {columns}] does not fit {body.nbytes} bytes")
+    return Tensor(dtype, (rows, columns), body)
