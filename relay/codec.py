@@ -27,7 +27,7 @@ from relay.fields import Fields
 from relay.messages import Error, Hello, Message, Prefill, Release, Round, Verdict, Welcome
 from relay.tensors import describe, raw, read_tensor
 
-VERSION = 1
+VERSION = 2
 #: bytes; the largest frame that either side accepts unless told otherwise
 MAX_FRAME_BYTES = 64 << 20
 #: bytes of a frame's header

@@ -62,6 +62,13 @@ class Fields:
             raise self._wrong(name, value, f"a text of at most {limit} characters")
         return value
 
+    def binary(self, name: str, num_bytes: int) -> bytes:
+        """Exactly so many bytes."""
+        value = next(self._items)
+        if type(value) is not bytes or len(value) != num_bytes:
+            raise self._wrong(name, value, f"{num_bytes} bytes")
+        return value
+
     def array(self, name: str, limit: int) -> list[object]:
         """A list of at most `limit` items, which are still to be checked."""
         value = next(self._items)

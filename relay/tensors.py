@@ -6,7 +6,7 @@ from typing import Any
 
 from relay.errors import FrameInvalid
 from relay.fields import Fields
-from relay.messages import DTYPE_BYTES, Tensor
+from relay.messages import DTYPE_BYTES, SCALE_BYTES, Tensor
 
 
 def raw(tensor: Tensor) -> memoryview:
@@ -19,12 +19,12 @@ def raw(tensor: Tensor) -> memoryview:
 
 def describe(tensor: Tensor) -> list[Any]:
     """What the header says of the tensor."""
-    return [tensor.dtype, list(tensor.shape)]
+    return [tensor.dtype, list(tensor.shape), bytes(tensor.scales)]
 
 
 def read_tensor(description: object, body: memoryview) -> Tensor:
     """A matrix: every tensor on the wire is [tokens, hidden]. Raises `FrameInvalid`."""
-    fields = Fields(description, "Tensor", 2)
+    fields = Fields(description, "Tensor", 3)
     dtype = fields.text("dtype")
     if dtype not in DTYPE_BYTES:
         raise FrameInvalid(f"Tensor.dtype: {dtype[:40]!r} is none of {', '.join(DTYPE_BYTES)}")
@@ -32,4 +32,5 @@ def read_tensor(description: object, body: memoryview) -> Tensor:
     rows, columns = shape.integer("rows", 1), shape.integer("columns", 1)
     if rows * columns * DTYPE_BYTES[dtype] != body.nbytes:
         raise FrameInvalid(f"Tensor: {dtype} [{rows}, {columns}] does not fit {body.nbytes} bytes")
-    return Tensor(dtype, (rows, columns), body)
+    scales = fields.binary("scales", SCALE_BYTES * rows if dtype == "int8" else 0)
+    return Tensor(dtype, (rows, columns), body, scales)

@@ -25,6 +25,9 @@ class WorkerSettings(BaseSettings):
     #: first layer of the tail's half; None cuts in the middle
     split: int | None = Field(default=None, ge=1)
     dtype: Literal["float32", "float16", "bfloat16"] = "float32"
+    #: dtype of the hidden states between head and tail; None: that of `dtype`. Narrower ones change logits, so both
+    #: halves must agree
+    wire_dtype: Literal["float32", "float16", "bfloat16", "int8"] | None = None
     device: str = "cpu"
     #: the server that carries the frames between head and tail
     relay_url: str = "redis://127.0.0.1:6380/0"

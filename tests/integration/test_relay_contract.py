@@ -242,7 +242,8 @@ def test_what_was_sent_before_the_tail_accepted_is_not_lost(world: World) -> Non
 def test_a_prefill_chunk_of_any_dtype_arrives_bit_for_bit(world: World, dtype: str) -> None:
     linked = link(world.process(), world.process())
     data = bytes(range(256)) * 16
-    hidden = Tensor(dtype, (4, 1024 // DTYPE_BYTES[dtype]), data)
+    scales = bytes(range(16)) if dtype == "int8" else b""
+    hidden = Tensor(dtype, (4, 1024 // DTYPE_BYTES[dtype]), data, scales)
     chunk = Prefill(1, 0, 1, 0, 0, 9, True, Sampling(0.7, 40, 0.9, 0.05, -5), None, hidden)
     linked.head_end.send(0, chunk)
     received = linked.tail_end.receive(5.0)

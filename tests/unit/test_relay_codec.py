@@ -12,6 +12,7 @@ from relay.codec import decode, encode
 from relay.errors import FrameInvalid
 from relay.messages import (
     DTYPE_BYTES,
+    SCALE_BYTES,
     Accepted,
     Copy,
     Draft,
@@ -51,7 +52,9 @@ def tensors(draw: st.DrawFn, rows: int | None = None) -> Tensor:
     height = rows if rows is not None else draw(st.integers(1, 5))
     width = draw(st.integers(1, 9))
     num_bytes = height * width * DTYPE_BYTES[dtype]
-    return Tensor(dtype, (height, width), draw(st.binary(min_size=num_bytes, max_size=num_bytes)))
+    num_scales = SCALE_BYTES * height if dtype == "int8" else 0
+    scales = draw(st.binary(min_size=num_scales, max_size=num_scales))
+    return Tensor(dtype, (height, width), draw(st.binary(min_size=num_bytes, max_size=num_bytes)), scales)
 
 
 @st.composite
@@ -151,7 +154,7 @@ def test_deeply_nested_headers_are_refused() -> None:
 def test_another_version_is_refused_by_number() -> None:
     frame = bytearray(encode(round_of(1)))
     frame[0] = codec.VERSION + 1
-    with pytest.raises(FrameInvalid, match="version 2, expected 1"):
+    with pytest.raises(FrameInvalid, match=f"version {codec.VERSION + 1}, expected {codec.VERSION}"):
         decode(bytes(frame))
 
 
@@ -174,8 +177,18 @@ def test_a_tensor_with_unknown_dtype_is_refused() -> None:
         encode(Round(1, (Draft(0, 0, 0, 0, 0, ()),), Tensor("complex64", (1, 1), bytes(8))))
 
 
+@pytest.mark.parametrize(
+    ("dtype", "scales", "expected"),
+    [("int8", b"", 8), ("int8", bytes(4), 8), ("int8", bytes(12), 8), ("float16", bytes(8), 0)],
+)
+def test_int8_has_one_scale_a_token_and_other_dtypes_have_none(dtype: str, scales: bytes, expected: int) -> None:
+    tensor = Tensor(dtype, (2, 4), bytes(8 * DTYPE_BYTES[dtype]), scales)
+    with pytest.raises(FrameInvalid, match=f"Tensor.scales: expected {expected} bytes"):
+        encode(Round(1, (Draft(0, 0, 0, 0, 0, (1,)),), tensor))
+
+
 def test_a_round_must_bring_a_hidden_state_for_every_token() -> None:
-    tensor = Tensor("int8", (2, 4), bytes(8))
+    tensor = Tensor("float16", (2, 4), bytes(16))
     with pytest.raises(FrameInvalid, match="2 rows, but its drafts need 3"):
         encode(Round(1, (Draft(0, 0, 0, 0, 0, (1, 2)),), tensor))
 
@@ -189,7 +202,7 @@ def test_more_tokens_than_a_row_may_have_are_refused() -> None:
 @pytest.mark.parametrize("temperature", [float("nan"), float("inf"), -1.0])
 def test_a_sampling_value_that_is_no_temperature_is_refused(temperature: float) -> None:
     sampling = Sampling(temperature, 0, 1.0, 0.0, 1)
-    tensor = Tensor("int8", (1, 4), bytes(4))
+    tensor = Tensor("float16", (1, 4), bytes(8))
     with pytest.raises(FrameInvalid, match="temperature"):
         encode(Prefill(1, 0, 0, 0, 0, 0, True, sampling, None, tensor))
 
