@@ -64,6 +64,11 @@ def head_options(function: F) -> F:
             default=None,
             help="Copy what a prompt has in common with a recent one. Default: yes.",
         ),
+        click.option(
+            "--wire-compress/--no-wire-compress",
+            default=None,
+            help="Deflate hidden states, without loss; for links below some 100 Mbit/s. Default: no.",
+        ),
         click.option("--fronts", type=int, help="Celery consumer processes. Default: 8."),
         click.option("--tail-timeout-s", type=float, help="Give up at start without a tail. Default: wait."),
         click.option("--grace-s", type=float, help="Seconds to finish running jobs when stopped. Default: 10."),

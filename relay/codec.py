@@ -7,7 +7,7 @@ A frame is
     bytes 4–7    length of the header, unsigned little-endian
     header       msgpack array: [kind, field, field, …], nested records as arrays
     padding      zeros up to a multiple of 16, so that tensor bytes stay aligned
-    tensor       raw bytes of the one tensor that the kind carries, if any
+    tensor       the one tensor that the kind carries, if any: raw bytes, or what `relay.shrink` made of them
 
 `relay.upward` and `relay.downward` lay out the fields, `relay.tensors` the tensor, which the last field of its kind's
 header describes.
@@ -24,7 +24,8 @@ import msgpack
 from relay import downward, upward
 from relay.errors import FrameInvalid
 from relay.fields import Fields
-from relay.messages import Error, Hello, Message, Prefill, Release, Round, Verdict, Welcome
+from relay.messages import DTYPE_BYTES, Error, Hello, Message, Prefill, Release, Round, Verdict, Welcome
+from relay.shrink import shrink
 from relay.tensors import describe, raw, read_tensor
 
 VERSION = 2
@@ -37,24 +38,31 @@ _PREFIX = struct.Struct("<B3xI")
 _ALIGNMENT = 16
 
 
-def encode(message: Message, max_bytes: int = MAX_FRAME_BYTES) -> bytes:
-    """`message` as a frame. Raises `FrameInvalid` where `decode` would refuse the result."""
+def encode(message: Message, max_bytes: int = MAX_FRAME_BYTES, *, compress: bool = False) -> bytes:
+    """`message` as a frame, its tensor shrunk if `compress` and if that helps; the frame says so itself.
+
+    Raises `FrameInvalid` where `decode` would refuse the result.
+    """
     number = _KIND_OF[type(message)]
     fields, body = [number, *_KINDS[number].write(message)], memoryview(b"")
-    if isinstance(message, Prefill | Round):
-        fields, body = [*fields, describe(message.hidden)], raw(message.hidden)
-    _read_message(fields, body)
+    tensor = message.hidden if isinstance(message, Prefill | Round) else None
+    if tensor is not None:
+        fields, body = [*fields, describe(tensor)], raw(tensor)
+    _read_message(fields, body, max_bytes)
+    if tensor is not None and compress:
+        num_deflated, body = shrink(body, DTYPE_BYTES[tensor.dtype])
+        fields[-1] = describe(tensor, num_deflated)
     header = msgpack.packb(fields)
     start = _PREFIX.size + len(header)
     padding = bytes(-start % _ALIGNMENT)
-    num_bytes = start + len(padding) + body.nbytes
+    num_bytes = start + len(padding) + len(body)
     if len(header) > MAX_HEADER_BYTES or num_bytes > max_bytes:
         raise FrameInvalid(f"{type(message).__name__} of {num_bytes} bytes exceeds the frame limit of {max_bytes}")
     return b"".join((_PREFIX.pack(VERSION, len(header)), header, padding, body))
 
 
 def decode(data: bytes | memoryview, max_bytes: int = MAX_FRAME_BYTES) -> Message:
-    """The message of a frame; its tensor is a view into `data`. Raises `FrameInvalid`, and nothing else."""
+    """The message of a frame; its tensor, unless shrunk, is a view into `data`. Raises `FrameInvalid`, nothing else."""
     view = memoryview(data)
     if view.nbytes > max_bytes:
         raise FrameInvalid(f"frame of {view.nbytes} bytes exceeds the limit of {max_bytes}")
@@ -67,7 +75,7 @@ def decode(data: bytes | memoryview, max_bytes: int = MAX_FRAME_BYTES) -> Messag
     body_start = end + -end % _ALIGNMENT
     if header_bytes > MAX_HEADER_BYTES or body_start > view.nbytes:
         raise FrameInvalid(f"header of {header_bytes} bytes in a frame of {view.nbytes}")
-    return _read_message(_unpack(view[_PREFIX.size : end]), view[body_start:])
+    return _read_message(_unpack(view[_PREFIX.size : end]), view[body_start:], max_bytes)
 
 
 def _unpack(header: memoryview) -> object:
@@ -77,7 +85,7 @@ def _unpack(header: memoryview) -> object:
         raise FrameInvalid(f"header is not msgpack: {error}") from error
 
 
-def _read_message(header: object, body: memoryview) -> Message:
+def _read_message(header: object, body: memoryview, max_bytes: int) -> Message:
     if not isinstance(header, list) or not header:
         raise FrameInvalid("header is not a list that starts with a kind")
     number, *items = header
@@ -90,7 +98,7 @@ def _read_message(header: object, body: memoryview) -> Message:
             raise FrameInvalid(f"{name} carries {body.nbytes} bytes after its header")
         return kind.read(Fields(items, name, kind.num_fields))
     fields = Fields(items[:-1], name, kind.num_fields)
-    return kind.read(fields, read_tensor(items[-1], body))
+    return kind.read(fields, read_tensor(items[-1], body, max_bytes))
 
 
 class _Kind(NamedTuple):

@@ -62,6 +62,8 @@ class HeadSettings(WorkerSettings):
     prefill_chunk: int = Field(default=64, ge=1, le=MAX_QUERY)
     #: copy what a job's prompt has in common with a recent one's instead of computing it again
     prefix_reuse: bool = True
+    #: deflate what can be deflated of hidden states, without loss, where the link is slower than that takes
+    wire_compress: bool = False
     #: Celery consumer processes
     fronts: int = Field(default=8, ge=1)
     #: seconds after which a head that found no fitting tail gives up at its start; None waits for ever

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import random
+import zlib
+
 import msgpack
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -31,6 +34,7 @@ from relay.messages import (
     Welcome,
 )
 from relay.profile import Profile
+from relay.tensors import read_tensor
 from tests.relay_messages import round_of
 
 #: on a busy machine an example may take long without anything being wrong
@@ -90,6 +94,16 @@ def decodes_or_is_refused(data: bytes) -> None:
 @given(messages)
 def test_every_message_comes_back_as_it_was(message: Message) -> None:
     assert decode(encode(message)) == message
+
+
+@patient
+@given(messages)
+def test_every_message_comes_back_from_a_compressed_frame_which_is_no_larger(message: Message) -> None:
+    frame = encode(message, compress=True)
+    assert decode(frame) == message
+    assert encode(decode(frame), compress=True) == frame
+    # a header field of some bytes more, and the padding behind it
+    assert len(frame) <= len(encode(message)) + 16
 
 
 @patient
@@ -164,6 +178,70 @@ def test_a_frame_above_the_limit_is_refused_on_both_sides() -> None:
         encode(message, max_bytes=4096)
     with pytest.raises(FrameInvalid, match="exceeds"):
         decode(encode(message), max_bytes=4096)
+
+
+def shrinkable(num_tokens: int = 64, num_columns: int = 256) -> Round:
+    """A round of one row whose float32 elements share their most significant byte."""
+    data = bytes(n * 7 % 251 if n % 4 != 3 else 0x3F for n in range(4 * num_tokens * num_columns))
+    draft = Draft(0, 1, 2, 3, 4, tuple(range(num_tokens - 1)))
+    return Round(1, (draft,), Tensor("float32", (num_tokens, num_columns), data))
+
+
+def test_a_compressed_frame_is_smaller_and_says_so_itself() -> None:
+    message = shrinkable()
+    frame = encode(message, compress=True)
+    assert len(frame) < 0.8 * len(encode(message))
+    assert decode(frame) == message
+
+
+def test_noise_is_sent_as_it_is() -> None:
+    tensor = Tensor("int8", (1, 4096), random.Random(0).randbytes(4096), bytes(4))
+    message = Round(1, (Draft(0, 0, 0, 0, 0, ()),), tensor)
+    assert encode(message, compress=True) == encode(message)
+
+
+def test_a_tensor_beyond_the_frame_limit_is_refused_however_small_its_frame_is() -> None:
+    message, limit = shrinkable(), 60_000
+    frame = encode(message, compress=True)
+    assert len(frame) < limit < len(message.hidden.data)
+    with pytest.raises(FrameInvalid, match="exceeds the frame limit of 60000 bytes"):
+        decode(frame, max_bytes=limit)
+    with pytest.raises(FrameInvalid, match="exceeds the frame limit of 60000 bytes"):
+        encode(message, max_bytes=limit, compress=True)
+
+
+@pytest.mark.parametrize(
+    ("most_significant", "message"),
+    [
+        (bytes(1 << 20), "does not inflate to 1024 bytes"),
+        (bytes(1025), "does not inflate to 1024 bytes"),
+        (bytes(1023), "does not inflate to 1024 bytes"),
+        (None, "Tensor.deflated"),
+    ],
+)
+def test_what_inflates_to_another_size_than_the_tensors_is_refused(
+    most_significant: bytes | None, message: str
+) -> None:
+    deflater = zlib.compressobj(9, zlib.DEFLATED, -15)
+    stream = b"\xff" * 50 if most_significant is None else deflater.compress(most_significant) + deflater.flush()
+    with pytest.raises(FrameInvalid, match=message):
+        read_tensor(["int8", [1, 1024], bytes(4), len(stream)], memoryview(stream), codec.MAX_FRAME_BYTES)
+
+
+def test_nothing_may_follow_a_deflated_plane() -> None:
+    deflater = zlib.compressobj(9, zlib.DEFLATED, -15)
+    stream = deflater.compress(bytes(1024)) + deflater.flush() + b"more"
+    with pytest.raises(FrameInvalid, match="does not inflate to 1024 bytes"):
+        read_tensor(["int8", [1, 1024], bytes(4), len(stream)], memoryview(stream), codec.MAX_FRAME_BYTES)
+
+
+@patient
+@given(st.data())
+def test_a_damaged_compressed_frame_decodes_or_is_refused(data: st.DataObject) -> None:
+    frame = bytearray(encode(shrinkable(2, 32), compress=True))
+    for _ in range(data.draw(st.integers(1, 4))):
+        frame[data.draw(st.integers(0, len(frame) - 1))] = data.draw(st.integers(0, 255))
+    decodes_or_is_refused(bytes(frame))
 
 
 def test_a_tensor_must_have_as_many_bytes_as_its_shape_says() -> None:
