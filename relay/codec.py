@@ -55,7 +55,7 @@ def encode(message: Message, max_bytes: int = MAX_FRAME_BYTES, *, compress: bool
     header = msgpack.packb(fields)
     start = _PREFIX.size + len(header)
     padding = bytes(-start % _ALIGNMENT)
-    num_bytes = start + len(padding) + len(body)
+    num_bytes = start + len(padding) + body.nbytes
     if len(header) > MAX_HEADER_BYTES or num_bytes > max_bytes:
         raise FrameInvalid(f"{type(message).__name__} of {num_bytes} bytes exceeds the frame limit of {max_bytes}")
     return b"".join((_PREFIX.pack(VERSION, len(header)), header, padding, body))

@@ -16,7 +16,7 @@ from relay.errors import FrameInvalid
 _WINDOW_BITS = -15
 
 
-def shrink(data: memoryview, width: int) -> tuple[int, bytes | memoryview]:
+def shrink(data: memoryview, width: int) -> tuple[int, memoryview]:
     """The elements of `width` bytes, little-endian, in fewer bytes if that can be: (n, body).
 
     `body` begins with n bytes, the deflated most significant bytes of all elements; the other bytes follow, first
@@ -28,7 +28,7 @@ def shrink(data: memoryview, width: int) -> tuple[int, bytes | memoryview]:
     deflated = deflater.compress(planes[-1]) + deflater.flush()
     if len(deflated) >= len(planes[-1]):
         return 0, data
-    return len(deflated), b"".join((deflated, *planes[:-1]))
+    return len(deflated), memoryview(b"".join((deflated, *planes[:-1])))
 
 
 def restore(num_deflated: int, body: memoryview, width: int, num_elements: int) -> memoryview:
