@@ -19,12 +19,11 @@ from statistics import fmean
 from typing import IO, Any
 
 import redis
-import torch
 
 from benchmarks.link_simulator import LinkProcess, LinkShape, link_simulator_process
 from cli.processes import child_environment, shardq_argv
 from relay.embedded import EmbeddedRedis
-from relay.messages import Accepted, Prefill, Round, Verdict
+from relay.messages import Accepted, Prefill, Round, Verdict, token_bytes
 from relay.streams import RedisRelay
 from relay.transport import HeadLink
 from tasks.generation import GenerationRequest, GenerationTask, Outcome
@@ -242,7 +241,7 @@ class Rig:
     @property
     def bytes_per_token(self) -> int:
         """Hidden state of one token on the wire."""
-        return self._shard.hidden_size * torch.finfo(self._shard.dtype).bits // 8
+        return token_bytes(self._shard.hidden_size, self._served.profile.wire_dtype)
 
     def lateness_ms(self, rtt_ms: float) -> float:
         """How much longer than `rtt_ms` the links themselves take, there and back: the median of some PINGs."""

@@ -58,9 +58,12 @@ class RedisLink(Generic[S, R]):
         in_keys: Sequence[str],
         settings: RelaySettings,
         renewed: Callable[[int], tuple[tuple[str, int], ...]] = lambda lane: (),
+        *,
+        compress: bool = False,
     ) -> None:
         """`out_keys` and `in_keys` by lane; `renewed(lane)` are the keys that this end keeps alive."""
         self._inbox = inbox
+        self._compress = compress
         self._max_bytes = settings.max_frame_bytes
         self._writers = [
             FrameWriter(
@@ -100,7 +103,7 @@ class RedisLink(Generic[S, R]):
 
     def send(self, lane: int, message: S) -> int:
         """Raises `FrameInvalid` for what the other side would drop; after a loss the frame goes nowhere."""
-        frame = encode(message, self._max_bytes)
+        frame = encode(message, self._max_bytes, compress=self._compress)
         self._writers[lane].send(frame)
         return len(frame)
 
@@ -127,9 +130,20 @@ class RedisRelay:
     Every method may raise `RelayUnreachable` (try later) or `RelayRefused` (do not).
     """
 
-    def __init__(self, url: str, *, allow_insecure: bool = False, settings: RelaySettings | None = None) -> None:
-        """Raises `RelayRefused` for an address that `guard.check_url` refuses. `settings.url` is not used."""
+    def __init__(
+        self,
+        url: str,
+        *,
+        allow_insecure: bool = False,
+        compress: bool = False,
+        settings: RelaySettings | None = None,
+    ) -> None:
+        """`compress`: shrink the tensors that we send. `settings.url` is not used.
+
+        Raises `RelayRefused` for an address that `guard.check_url` refuses.
+        """
         check_url(url, allow_insecure)
+        self._compress = compress
         self._settings = settings or RelaySettings()
         answer_timeout_s = self._settings.block_s + self._settings.patience_s / 2
         self._connections = Connections(url, answer_timeout_s=answer_timeout_s)
@@ -211,6 +225,7 @@ class RedisRelay:
             downs,
             self._settings,
             renewed=lambda lane: ((ups[lane], ttl_s), (downs[lane], ttl_s)),
+            compress=self._compress,
         )
         link.open()
         try:

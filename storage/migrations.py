@@ -29,8 +29,12 @@ class Upgrade:
     apply: Callable[[Connection], None]
 
 
+def _add_wire_dtype(connection: Connection) -> None:
+    connection.execute(text("ALTER TABLE job ADD COLUMN wire_dtype VARCHAR"))
+
+
 #: in order; the first leads from version 1 to version 2. `tables` always describes the newest version.
-UPGRADES: tuple[Upgrade, ...] = ()
+UPGRADES: tuple[Upgrade, ...] = (Upgrade("jobs record their wire dtype", _add_wire_dtype),)
 
 WriteTransaction = Callable[[Engine], AbstractContextManager[Connection]]
 

@@ -13,11 +13,12 @@ import pytest
 from sqlalchemy import Connection, text
 
 from storage import database as database_module
-from storage.batches import begin_submission, get_batch, list_batches
+from storage.batches import add_jobs, begin_submission, get_batch, list_batches, publish_batch
 from storage.database import Database
 from storage.errors import DatabaseBusy, DatabaseUnavailable, SchemaInvalid, SchemaTooNew
-from storage.migrations import Upgrade
-from storage.records import NewBatch
+from storage.jobs import iterate_results
+from storage.migrations import FIRST_VERSION, UPGRADES, Upgrade
+from storage.records import NewBatch, NewJob
 
 pytest_plugins = ["tests.integration.storage_databases"]
 
@@ -34,6 +35,7 @@ def _break(connection: Connection) -> None:
 
 ADD_NOTE = Upgrade("batches have notes", _add_note)
 BREAK = Upgrade("cannot work", _break)
+NEWEST = FIRST_VERSION + len(UPGRADES)
 
 
 def _note(db: Database) -> str:
@@ -49,7 +51,7 @@ def _version(db: Database) -> int:
 def test_an_empty_database_gets_the_newest_schema_and_keeps_its_rows(url: str) -> None:
     with Database.open(url) as db:
         batch = begin_submission(db, NewBatch("hash")).batch
-        assert _version(db) == 1
+        assert _version(db) == NEWEST
     with Database.open(url) as db:
         assert get_batch(db, batch.id) == batch
 
@@ -59,8 +61,22 @@ def test_an_older_schema_is_upgraded_once(url: str) -> None:
         begin_submission(db, NewBatch("hash"))
 
     for _ in range(2):
-        with Database.open(url, upgrades=[ADD_NOTE]) as db:
-            assert (_note(db), _version(db)) == ("upgraded", 2)
+        with Database.open(url, upgrades=[*UPGRADES, ADD_NOTE]) as db:
+            assert (_note(db), _version(db)) == ("upgraded", NEWEST + 1)
+
+
+def test_jobs_of_the_first_version_are_kept_and_say_nothing_of_their_wire_dtype(url: str) -> None:
+    with Database.open(url) as db:
+        submission = begin_submission(db, NewBatch("hash"))
+        add_jobs(db, submission, [NewJob(1, "a", "m", "/v1/completions", "{}")])
+        batch = publish_batch(db, submission)
+        with db.write() as connection:
+            connection.execute(text("ALTER TABLE job DROP COLUMN wire_dtype"))
+            connection.execute(text("UPDATE schema_version SET version = 1"))
+
+    with Database.open(url) as db:
+        assert _version(db) == NEWEST
+        assert [job.wire_dtype for job in iterate_results(db, batch.id)] == [None]
 
 
 def test_an_upgrade_of_sqlite_leaves_a_backup_of_the_old_state(tmp_path: Path) -> None:
@@ -69,12 +85,12 @@ def test_an_upgrade_of_sqlite_leaves_a_backup_of_the_old_state(tmp_path: Path) -
         batch = begin_submission(db, NewBatch("hash", "n")).batch
     assert not list(tmp_path.glob("*.bak"))
 
-    Database.open(url, upgrades=[ADD_NOTE]).close()
+    Database.open(url, upgrades=[*UPGRADES, ADD_NOTE]).close()
 
-    (backup,) = tmp_path.glob("x.sqlite3.v1-*.bak")
+    (backup,) = tmp_path.glob(f"x.sqlite3.v{NEWEST}-*.bak")
     with Database.open(f"sqlite:///{backup}") as db:
         assert get_batch(db, "n") == batch
-        assert _version(db) == 1
+        assert _version(db) == NEWEST
 
 
 def test_an_upgrade_that_fails_changes_nothing(url: str) -> None:
@@ -82,19 +98,20 @@ def test_an_upgrade_that_fails_changes_nothing(url: str) -> None:
         begin_submission(db, NewBatch("hash"))
 
     with pytest.raises(DatabaseUnavailable):
-        Database.open(url, upgrades=[ADD_NOTE, BREAK])
+        Database.open(url, upgrades=[*UPGRADES, ADD_NOTE, BREAK])
 
     with Database.open(url) as db:
-        assert _version(db) == 1
+        assert _version(db) == NEWEST
         assert len(list_batches(db)) == 1
 
 
 def test_a_newer_schema_is_refused_and_both_versions_are_named(url: str) -> None:
-    Database.open(url, upgrades=[ADD_NOTE, Upgrade("nothing", lambda _: None)]).close()
+    Database.open(url, upgrades=[*UPGRADES, ADD_NOTE, Upgrade("nothing", lambda _: None)]).close()
 
-    with pytest.raises(SchemaTooNew, match=r"has schema version 3, this shardq knows versions up to 1") as caught:
+    message = f"has schema version {NEWEST + 2}, this shardq knows versions up to {NEWEST}"
+    with pytest.raises(SchemaTooNew, match=message) as caught:
         Database.open(url)
-    assert (caught.value.found, caught.value.supported) == (3, 1)
+    assert (caught.value.found, caught.value.supported) == (NEWEST + 2, NEWEST)
 
 
 def test_foreign_tables_with_our_names_are_refused(tmp_path: Path) -> None:
@@ -175,7 +192,7 @@ def test_read_then_write_from_many_threads_never_fails(url: str) -> None:
 
 
 def _open_and_submit(url: str) -> str:
-    with Database.open(url, upgrades=[ADD_NOTE]) as db:
+    with Database.open(url, upgrades=[*UPGRADES, ADD_NOTE]) as db:
         return begin_submission(db, NewBatch("hash")).batch.id
 
 
@@ -184,7 +201,7 @@ def test_many_processes_may_open_an_empty_database_at_once(url: str) -> None:
     with ProcessPoolExecutor(3, mp_context=spawn) as pool:
         ids = list(pool.map(_open_and_submit, [url] * 3))
 
-    with Database.open(url, upgrades=[ADD_NOTE]) as db:
+    with Database.open(url, upgrades=[*UPGRADES, ADD_NOTE]) as db:
         assert {batch.id for batch in list_batches(db)} == set(ids)
 
 

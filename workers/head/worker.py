@@ -54,7 +54,7 @@ def run(settings: HeadSettings) -> None:
     tasks = TaskSettings(broker_url=settings.broker_url, allow_insecure=settings.allow_insecure)
     with (
         closing(connection.connect(tasks)) as client,
-        closing(RedisRelay(settings.relay_url, allow_insecure=settings.allow_insecure)) as relay,
+        closing(_relay(settings)) as relay,
     ):
         connection.ping(client)
         relay.ping()
@@ -71,6 +71,10 @@ def run(settings: HeadSettings) -> None:
         )
         with _assembled(settings, served, client) as worker:
             worker.serve(TailSearch(relay, offer), stop, settings.tail_timeout_s)
+
+
+def _relay(settings: HeadSettings) -> RedisRelay:
+    return RedisRelay(settings.relay_url, allow_insecure=settings.allow_insecure, compress=settings.wire_compress)
 
 
 @contextmanager
