@@ -19,12 +19,11 @@ from statistics import fmean
 from typing import IO, Any
 
 import redis
-import torch
 
 from benchmarks.link_simulator import LinkProcess, LinkShape, link_simulator_process
 from cli.processes import child_environment, shardq_argv
 from relay.embedded import EmbeddedRedis
-from relay.messages import Accepted, Prefill, Round
+from relay.messages import Accepted, Prefill, Round, Verdict, token_bytes
 from relay.streams import RedisRelay
 from relay.transport import HeadLink
 from tasks.generation import GenerationRequest, GenerationTask, Outcome
@@ -38,6 +37,7 @@ from workers.head.intake import Intake
 from workers.head.prompts import PromptReader
 from workers.head.session import HeadOffer, TailSearch
 from workers.head.worker import engine_options
+from workers.pauses import exempt_loaded
 from workers.served import ServedModel
 from workers.settings import HeadSettings
 
@@ -73,6 +73,8 @@ class Way:
     draft_length: int | None = None
     lanes: int | None = None
     prefix_reuse: bool = True
+    #: directory of the model that drafts, for `drafter` "model"
+    drafter_model: Path | None = None
 
     @classmethod
     def one_at_a_time(cls, rtt_ms: float, draft_length: int) -> Way:
@@ -122,10 +124,17 @@ class MeasuringCourier(Courier):
         self.sent: list[tuple[float, int]] = []
         #: (`time.perf_counter`, tokens) of every verdict
         self.commits: list[tuple[float, int]] = []
+        #: `time.perf_counter` of every round that a job's row was in, by slot and generation
+        self.turns: dict[tuple[int, int], list[float]] = {}
+        #: rounds' rows that brought drafts, and those of them whose drafts were all accepted
+        self.num_drafted_rows = self.num_whole_drafts = 0
 
     def send(self, lane: int, frame: Frame) -> int:
         if isinstance(frame, Round):
-            self.sent.append((time.perf_counter(), frame.hidden.shape[0]))
+            now = time.perf_counter()
+            self.sent.append((now, frame.hidden.shape[0]))
+            for row in frame.rows:
+                self.turns.setdefault((row.slot, row.generation), []).append(now)
         return super().send(lane, frame)
 
     def receive(self, timeout_s: float) -> Answered | None:
@@ -139,8 +148,16 @@ class MeasuringCourier(Courier):
         if isinstance(frame, Prefill | Round):
             tally = self.prefill if isinstance(frame, Prefill) else self.rounds
             tally.count(answered, frame.hidden.shape[0])
+        if isinstance(frame, Round):
+            self._count_drafts(frame, answered.verdict)
         num_tokens = sum(len(row.tokens) for row in answered.verdict.rows if isinstance(row, Accepted))
         self.commits.append((time.perf_counter(), num_tokens))
+
+    def _count_drafts(self, frame: Round, verdict: Verdict) -> None:
+        for row, answer in zip(frame.rows, verdict.rows, strict=True):
+            if row.draft and isinstance(answer, Accepted):
+                self.num_drafted_rows += 1
+                self.num_whole_drafts += answer.accepted == len(row.draft)
 
 
 @dataclass(slots=True)
@@ -224,7 +241,7 @@ class Rig:
     @property
     def bytes_per_token(self) -> int:
         """Hidden state of one token on the wire."""
-        return self._shard.hidden_size * torch.finfo(self._shard.dtype).bits // 8
+        return token_bytes(self._shard.hidden_size, self._served.profile.wire_dtype)
 
     def lateness_ms(self, rtt_ms: float) -> float:
         """How much longer than `rtt_ms` the links themselves take, there and back: the median of some PINGs."""
@@ -264,7 +281,7 @@ class Rig:
         return make_drafter(
             settings.drafter,
             target=self._served.directory,
-            drafter=None,
+            drafter=way.drafter_model,
             dtype=settings.dtype,
             device=settings.device,
             slots=settings.slots,
@@ -315,7 +332,9 @@ def rig(model: Path, *, slots: int, max_length: int) -> Iterator[Rig]:
         shard = served.load_head(slots=slots, max_query=MAX_QUERY)
         relay = stack.enter_context(closing(RedisRelay(head_leg.url)))
         ready = Rig(served, shard, relay, server, (head_leg, tail_leg))
-        ready.run([GenerationRequest("Warm up.", None, 0, 8, temperature=0.0)] * 2, Way(slots=2, rtt_ms=0))
+        warm_up = GenerationRequest("Warm up.", None, 0, 8, temperature=0.0)
+        ready.run([warm_up] * 2, Way(slots=min(2, slots), rtt_ms=0))
+        exempt_loaded()
         yield ready
 
 

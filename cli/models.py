@@ -51,11 +51,12 @@ def _show(as_json: bool) -> None:
         note("no model is registered yet: start a head with `shardq head --model MODEL`")
         return
     print_table(
-        ["NAME", "DTYPE", "CONTEXT", "HEADS", "SLOTS", "FINGERPRINT"],
+        ["NAME", "DTYPE", "WIRE", "CONTEXT", "HEADS", "SLOTS", "FINGERPRINT"],
         [
             (
                 name,
                 profile.dtype,
+                profile.wire_dtype,
                 profile.context,
                 len(serving[name]),
                 sum(head.slots for head in serving[name]),

@@ -31,6 +31,7 @@ CSV_COLUMNS = [
     *("prompt_tokens", "completion_tokens", "ttft_s", "decode_tps", "e2e_tps", "rounds", "tokens_per_round"),
     *("drafted", "accepted", "acceptance", "cached_tokens", "wire_bytes_up", "wire_bytes_down"),
     *("queue_s", "draft_s", "head_s", "link_s", "tail_s", "started_at", "finished_at", "head", "attempt"),
+    "wire_dtype",
     "reused_from",
 ]
 

@@ -22,6 +22,11 @@ def model_options(function: F) -> F:
         click.option("--model", metavar="MODEL", help="Directory, hub id or .gguf file.  [env: SHARDQ_MODEL]"),
         click.option("--split", type=int, metavar="LAYER", help="First layer of the tail; the middle if not given."),
         click.option("--dtype", type=click.Choice(["float32", "float16", "bfloat16"]), help="Default: float32."),
+        click.option(
+            "--wire-dtype",
+            type=click.Choice(["float32", "float16", "bfloat16", "int8"]),
+            help="Of the hidden states between head and tail; narrower than --dtype changes texts. Default: --dtype.",
+        ),
         click.option("--device", metavar="DEVICE", help="`cpu`, `cuda`, `cuda:1`, … Default: cpu."),
         click.option("--max-length", type=int, metavar="TOKENS", help="Longest prompt + completion. Default: 1024."),
     ]
@@ -59,6 +64,11 @@ def head_options(function: F) -> F:
             default=None,
             help="Copy what a prompt has in common with a recent one. Default: yes.",
         ),
+        click.option(
+            "--wire-compress/--no-wire-compress",
+            default=None,
+            help="Deflate hidden states, without loss; for links below some 100 Mbit/s. Default: no.",
+        ),
         click.option("--fronts", type=int, help="Celery consumer processes. Default: 8."),
         click.option("--tail-timeout-s", type=float, help="Give up at start without a tail. Default: wait."),
         click.option("--grace-s", type=float, help="Seconds to finish running jobs when stopped. Default: 10."),
@@ -74,7 +84,7 @@ def worker_arguments(options: Mapping[str, Any]) -> tuple[tuple[str, ...], tuple
 
     The model is left out: whoever starts the two names it.
     """
-    both = {name: options.get(name) for name in ("split", "dtype", "device", "max_length", "slots")}
+    both = {name: options.get(name) for name in ("split", "dtype", "wire_dtype", "device", "max_length", "slots")}
     head = {name: value for name, value in options.items() if name != "model"}
     return _arguments(head), _arguments(both)
 

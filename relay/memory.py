@@ -121,16 +121,19 @@ class MemoryLink(Generic[S, R]):
         inbox: Inbox[R],
         deliver: Callable[[int, bytes], None],
         max_bytes: int = MAX_FRAME_BYTES,
+        *,
+        compress: bool = False,
     ) -> None:
         self._lanes = range(lanes)
         self._inbox = inbox
         self._deliver = deliver
         self._max_bytes = max_bytes
+        self._compress = compress
         self._closed = False
 
     def send(self, lane: int, message: S) -> int:
         """Raises `FrameInvalid` for what the other side would drop; after a loss the frame goes nowhere."""
-        frame = encode(message, self._max_bytes)
+        frame = encode(message, self._max_bytes, compress=self._compress)
         lane = self._lanes[lane]
         if not self._closed:
             self._deliver(lane, frame)
@@ -154,8 +157,9 @@ class _Closable(Protocol):
 class MemoryRelay:
     """One process' access to a `MemoryHub`; implements `transport.Relay`."""
 
-    def __init__(self, hub: MemoryHub) -> None:
+    def __init__(self, hub: MemoryHub, *, compress: bool = False) -> None:
         self._hub = hub
+        self._compress = compress
         #: a presence stands until it is withdrawn, whether or not its maker keeps the announcement
         self._announcements: list[MemoryAnnouncement] = []
         self._links: weakref.WeakSet[_Closable] = weakref.WeakSet()
@@ -216,7 +220,7 @@ class MemoryRelay:
             self._hub.epochs[tail] = epoch
             self._hub.changed.notify_all()
         link: MemoryLink[Upward, Downward] = MemoryLink(
-            hello.lanes, epoch.down, epoch.up.deliver, self._hub.max_frame_bytes
+            hello.lanes, epoch.down, epoch.up.deliver, self._hub.max_frame_bytes, compress=self._compress
         )
         self._links.add(link)
         return link

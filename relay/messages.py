@@ -17,16 +17,27 @@ from relay.profile import Profile
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """Raw tensor bytes, C-contiguous and little-endian, with what is needed to read them."""
+    """A matrix of hidden states: raw bytes, C-contiguous and little-endian, with what is needed to read them."""
 
     #: one of `DTYPE_BYTES`
     dtype: str
+    #: [tokens, hidden]
     shape: tuple[int, ...]
     data: bytes | memoryview
+    #: of "int8": one float32 a token, times which the token's elements are its values; a token whose values were not
+    #: finite has a NaN there. Empty for every other dtype
+    scales: bytes | memoryview = b""
 
 
 #: bytes per element of every dtype a frame may carry
-DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1, "int32": 4, "int64": 8}
+DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1}
+#: bytes of the scale of a token in "int8"
+SCALE_BYTES = 4
+
+
+def token_bytes(hidden_size: int, dtype: str) -> int:
+    """What a token's hidden state takes on the wire."""
+    return hidden_size * DTYPE_BYTES[dtype] + (SCALE_BYTES if dtype == "int8" else 0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,9 +59,12 @@ class RedisLink(Generic[S, R]):
         in_keys: Sequence[str],
         settings: RelaySettings,
         renewed: Callable[[int], tuple[tuple[str, int], ...]] = lambda lane: (),
+        *,
+        compress: bool = False,
     ) -> None:
         """`out_keys` and `in_keys` by lane; `renewed(lane)` are the keys that this end keeps alive."""
         self._inbox = inbox
+        self._compress = compress
         self._max_bytes = settings.max_frame_bytes
         self._writers = [
             FrameWriter(
@@ -101,7 +104,7 @@ class RedisLink(Generic[S, R]):
 
     def send(self, lane: int, message: S) -> int:
         """Raises `FrameInvalid` for what the other side would drop; after a loss the frame goes nowhere."""
-        frame = encode(message, self._max_bytes)
+        frame = encode(message, self._max_bytes, compress=self._compress)
         self._writers[lane].send(frame)
         return len(frame)
 
@@ -128,8 +131,19 @@ class RedisRelay:
     Every method may raise `RelayUnreachable` (try later) or `RelayRefused` (do not).
     """
 
-    def __init__(self, url: str, *, allow_insecure: bool = False, settings: RelaySettings | None = None) -> None:
-        """Raises `RelayRefused` for an address that `tls.address_of` refuses. `settings.url` is not used."""
+    def __init__(
+        self,
+        url: str,
+        *,
+        allow_insecure: bool = False,
+        compress: bool = False,
+        settings: RelaySettings | None = None,
+    ) -> None:
+        """`compress`: shrink the tensors that we send. `settings.url` is not used.
+
+        Raises `RelayRefused` for an address that `tls.address_of` refuses.
+        """
+        self._compress = compress
         self._settings = settings or RelaySettings()
         address = address_of(url, self._settings.tls_ca, allow_insecure=allow_insecure)
         # some tries must fit into the life of what they keep alive
@@ -216,6 +230,7 @@ class RedisRelay:
             downs,
             self._settings,
             renewed=lambda lane: ((ups[lane], ttl_s), (downs[lane], ttl_s)),
+            compress=self._compress,
         )
         link.open()
         try:

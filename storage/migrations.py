@@ -30,7 +30,11 @@ class Upgrade:
     apply: Callable[[Connection], None]
 
 
-#: version 2: stops, deadlines, reuse. SQLite adds columns behind the large texts, where they are read more slowly than
+def _add_wire_dtype(connection: Connection) -> None:
+    connection.execute(text("ALTER TABLE job ADD COLUMN wire_dtype VARCHAR"))
+
+
+#: version 3: stops, deadlines, reuse. SQLite adds columns behind the large texts, where they are read more slowly than
 #: in a database of this version; copying every row for that would need the space of a second database.
 _LIFE_CYCLE = (
     # Nobody could choose a priority before, and 0 has become the most urgent.
@@ -60,7 +64,10 @@ def _add_life_cycle(connection: Connection) -> None:
 
 #: in order; the first leads from version 1 to version 2. `tables` always describes the newest version; an upgrade is
 #: written in SQL of its own, which stays as it is.
-UPGRADES: tuple[Upgrade, ...] = (Upgrade("stops, deadlines and reuse of results", _add_life_cycle),)
+UPGRADES: tuple[Upgrade, ...] = (
+    Upgrade("jobs record their wire dtype", _add_wire_dtype),
+    Upgrade("stops, deadlines and reuse of results", _add_life_cycle),
+)
 
 WriteTransaction = Callable[[Engine], AbstractContextManager[Connection]]
 

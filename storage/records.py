@@ -227,6 +227,7 @@ class OutcomeRow:
     head_s: float | None = None
     link_s: float | None = None
     tail_s: float | None = None
+    wire_dtype: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,6 +287,8 @@ class JobRow:
     head_s: float | None
     link_s: float | None
     tail_s: float | None
+    #: of the hidden states between head and tail
+    wire_dtype: str | None
     queue_s: float | None
     duplicate_records: int
     stale_records: int

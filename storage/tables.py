@@ -178,6 +178,8 @@ job = Table(
     Column("head_s", Double),
     Column("link_s", Double),
     Column("tail_s", Double),
+    #: of the hidden states between head and tail
+    Column("wire_dtype", String),
     #: from `queued_at` to `started_at`; two clocks, so never less than 0
     Column("queue_s", Double),
     #: records of the current attempt after its first terminal one, and records of other attempts

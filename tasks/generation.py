@@ -123,6 +123,8 @@ class Metrics:
     head_s: float
     link_s: float
     tail_s: float
+    #: of the hidden states between head and tail: it changes logits; None from a head that does not say
+    wire_dtype: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

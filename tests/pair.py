@@ -96,6 +96,7 @@ def options(
     lanes: int | Literal["auto"] = "auto",
     prefill_chunk: int = 32,
     prefix_reuse: bool = True,
+    wire_dtype: str = "float32",
 ) -> EngineOptions:
     """An engine's options as tests vary them."""
     return EngineOptions(
@@ -107,7 +108,7 @@ def options(
         adapt_lanes=lanes == "auto",
         prefill_chunk=prefill_chunk,
         prefix_reuse=prefix_reuse,
-        wire_dtype="float32",
+        wire_dtype=wire_dtype,
     )
 
 
@@ -126,6 +127,7 @@ def generate(
     lanes: int | Literal["auto"] = 1,
     prefill_chunk: int = 32,
     prefix_reuse: bool = True,
+    wire_dtype: str = "float32",
 ) -> list[Outcome]:
     """Run the tasks through head and tail, at most `concurrency` at a time; outcomes in the tasks' order."""
     outcomes = Outcomes()
@@ -140,6 +142,7 @@ def generate(
             lanes=lanes,
             prefill_chunk=prefill_chunk,
             prefix_reuse=prefix_reuse,
+            wire_dtype=wire_dtype,
         ),
     )
     with session(halves, concurrency, num_lanes(lanes)) as courier:

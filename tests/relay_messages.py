@@ -22,7 +22,7 @@ def hello_for(lease: Lease, lanes: int = 1, head: str = "gpu-a") -> Hello:
 
 def round_of(number: int, num_bytes: int = 64) -> Round:
     """A round of one row without draft whose hidden state takes `num_bytes`."""
-    hidden = Tensor("int8", (1, num_bytes), bytes([number % 251]) * num_bytes)
+    hidden = Tensor("int8", (1, num_bytes), bytes([number % 251]) * num_bytes, bytes(4))
     return Round(number, (Draft(0, 1, number, 10 + number, 7, ()),), hidden)
 
 

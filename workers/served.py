@@ -46,7 +46,7 @@ class ServedModel:
             fingerprint=fingerprint(found.path),
             dtype=settings.dtype,
             quantization="none",
-            wire_dtype=settings.dtype,
+            wire_dtype=settings.wire_dtype or settings.dtype,
             deterministic=False,
             context=settings.max_length,
         )

@@ -26,6 +26,9 @@ class WorkerSettings(BaseSettings):
     #: first layer of the tail's half; None cuts in the middle
     split: int | None = Field(default=None, ge=1)
     dtype: Literal["float32", "float16", "bfloat16"] = "float32"
+    #: dtype of the hidden states between head and tail; None: that of `dtype`. Narrower ones change logits, so both
+    #: halves must agree
+    wire_dtype: Literal["float32", "float16", "bfloat16", "int8"] | None = None
     device: str = "cpu"
     #: the server that carries the frames between head and tail
     relay_url: str = Field(default="redis://127.0.0.1:6380/0", repr=False)
@@ -60,6 +63,8 @@ class HeadSettings(WorkerSettings):
     prefill_chunk: int = Field(default=64, ge=1, le=MAX_QUERY)
     #: copy what a job's prompt has in common with a recent one's instead of computing it again
     prefix_reuse: bool = True
+    #: deflate what can be deflated of hidden states, without loss, where the link is slower than that takes
+    wire_compress: bool = False
     #: Celery consumer processes
     fronts: int = Field(default=8, ge=1)
     #: seconds after which a head that found no fitting tail gives up at its start; None waits for ever

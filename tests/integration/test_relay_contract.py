@@ -28,13 +28,14 @@ QUICK = RelaySettings(ttl_s=1.5, refresh_s=0.2, block_s=0.5, patience_s=3.0)
 class World:
     """A relay's server and the processes on it."""
 
-    make: Callable[[], Relay]
+    #: of a process that compresses, or not
+    make: Callable[[bool], Relay]
     #: write bytes as if they were a frame of the other side
     inject: Callable[[TailInfo, Hello, int, bytes], None]
     made: list[Relay] = field(default_factory=list)
 
-    def process(self) -> Relay:
-        relay = self.make()
+    def process(self, *, compress: bool = False) -> Relay:
+        relay = self.make(compress)
         self.made.append(relay)
         return relay
 
@@ -48,11 +49,12 @@ def world(request: pytest.FixtureRequest) -> Iterator[World]:
             with redis.Redis.from_url(url) as client:
                 client.xadd(keys.up(tail.tail, hello.epoch, lane), {"f": data}, id="1-0")
 
-        world = World(lambda: RedisRelay(url, settings=QUICK), inject)
+        world = World(lambda compress: RedisRelay(url, compress=compress, settings=QUICK), inject)
     else:
         hub = MemoryHub()
         world = World(
-            lambda: MemoryRelay(hub), lambda tail, hello, lane, data: hub.epochs[tail.tail].up.deliver(lane, data)
+            lambda compress: MemoryRelay(hub, compress=compress),
+            lambda tail, hello, lane, data: hub.epochs[tail.tail].up.deliver(lane, data),
         )
     yield world
     for relay in world.made:
@@ -242,12 +244,23 @@ def test_what_was_sent_before_the_tail_accepted_is_not_lost(world: World) -> Non
 def test_a_prefill_chunk_of_any_dtype_arrives_bit_for_bit(world: World, dtype: str) -> None:
     linked = link(world.process(), world.process())
     data = bytes(range(256)) * 16
-    hidden = Tensor(dtype, (4, 1024 // DTYPE_BYTES[dtype]), data)
+    scales = bytes(range(16)) if dtype == "int8" else b""
+    hidden = Tensor(dtype, (4, 1024 // DTYPE_BYTES[dtype]), data, scales)
     chunk = Prefill(1, 0, 1, 0, 0, 9, True, Sampling(0.7, 40, 0.9, 0.05, -5), None, hidden)
     linked.head_end.send(0, chunk)
     received = linked.tail_end.receive(5.0)
     assert received is not None
     assert received.message == chunk
+
+
+def test_a_head_that_compresses_sends_fewer_bytes_and_the_tail_need_not_know(world: World) -> None:
+    linked = link(world.process(compress=True), world.process())
+    message = round_of(1, num_bytes=4096)
+    num_bytes = linked.head_end.send(0, message)
+    received = linked.tail_end.receive(5.0)
+    assert received is not None
+    assert (received.message, received.num_bytes) == (message, num_bytes)
+    assert num_bytes < 1024
 
 
 def test_a_waiting_receive_ends_when_it_is_woken_and_one_that_comes_later_does_not_wait(world: World) -> None:

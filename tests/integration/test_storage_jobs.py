@@ -109,6 +109,7 @@ def outcome(job: ClaimedJob, **changes: Any) -> OutcomeRow:
         "head_s": 0.2,
         "link_s": 0.3,
         "tail_s": 0.4,
+        "wire_dtype": "int8",
     }
     return OutcomeRow(**{**values, **changes})
 

@@ -125,7 +125,7 @@ def test_the_largest_header_costs_bounded_memory(item: bytes) -> None:
 
 
 def test_a_header_holds_no_kinds_of_values_that_no_message_has() -> None:
-    for value in ({}, {"a": 1}, b"x", msgpack.Timestamp(1, 0), msgpack.ExtType(5, b"")):
+    for value in ({}, {"a": 1}, msgpack.Timestamp(1, 0), msgpack.ExtType(5, b"")):
         header = msgpack.packb([4, 1, 2, 3, value])
         with pytest.raises(FrameInvalid):
             codec.decode(bytes((codec.VERSION, 0, 0, 0)) + len(header).to_bytes(4, "little") + header + bytes(16))

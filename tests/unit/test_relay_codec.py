@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import random
+import zlib
+
 import msgpack
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from relay import codec
+from relay import codec, fields
 from relay.codec import decode, encode
 from relay.errors import FrameInvalid
 from relay.messages import (
     DTYPE_BYTES,
+    SCALE_BYTES,
     Accepted,
     Copy,
     Draft,
@@ -30,6 +34,7 @@ from relay.messages import (
     Welcome,
 )
 from relay.profile import Profile
+from relay.tensors import read_tensor
 from tests.relay_messages import round_of
 
 #: on a busy machine an example may take long without anything being wrong
@@ -37,7 +42,7 @@ patient = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 small = st.integers(0, 2**31 - 1)
 long = st.integers(0, 2**63 - 1)
-names = st.text(max_size=codec.MAX_NAME)
+names = st.text(max_size=fields.MAX_NAME)
 tokens = st.lists(small, max_size=20).map(tuple)
 
 
@@ -51,7 +56,9 @@ def tensors(draw: st.DrawFn, rows: int | None = None) -> Tensor:
     height = rows if rows is not None else draw(st.integers(1, 5))
     width = draw(st.integers(1, 9))
     num_bytes = height * width * DTYPE_BYTES[dtype]
-    return Tensor(dtype, (height, width), draw(st.binary(min_size=num_bytes, max_size=num_bytes)))
+    num_scales = SCALE_BYTES * height if dtype == "int8" else 0
+    scales = draw(st.binary(min_size=num_scales, max_size=num_scales))
+    return Tensor(dtype, (height, width), draw(st.binary(min_size=num_bytes, max_size=num_bytes)), scales)
 
 
 @st.composite
@@ -63,10 +70,10 @@ def rounds(draw: st.DrawFn) -> Round:
 profiles = st.builds(Profile, names, names, names, names, st.booleans(), small)
 samplings = st.builds(Sampling, numbers(), small, numbers(1.0), numbers(1.0), st.integers(-(2**63), 2**63 - 1))
 copies = st.none() | st.builds(Copy, small, long, small)
-accepted = st.builds(Accepted, small, long, long, st.integers(0, codec.MAX_TOKENS), tokens)
+accepted = st.builds(Accepted, small, long, long, st.integers(0, fields.MAX_TOKENS), tokens)
 voids = st.builds(Void, small, long, long, st.sampled_from(VoidReason))
 messages: st.SearchStrategy[Message] = st.one_of(
-    st.builds(Hello, names, long, st.integers(1, codec.MAX_LANES), profiles, small, small, small),
+    st.builds(Hello, names, long, st.integers(1, fields.MAX_LANES), profiles, small, small, small),
     st.builds(Welcome, names, long),
     st.builds(Error, long, st.sampled_from(ErrorReason), st.text(max_size=200)),
     st.builds(Prefill, long, small, long, long, small, small, st.booleans(), samplings, copies, tensors()),
@@ -87,6 +94,16 @@ def decodes_or_is_refused(data: bytes) -> None:
 @given(messages)
 def test_every_message_comes_back_as_it_was(message: Message) -> None:
     assert decode(encode(message)) == message
+
+
+@patient
+@given(messages)
+def test_every_message_comes_back_from_a_compressed_frame_which_is_no_larger(message: Message) -> None:
+    frame = encode(message, compress=True)
+    assert decode(frame) == message
+    assert encode(decode(frame), compress=True) == frame
+    # a header field of some bytes more, and the padding behind it
+    assert len(frame) <= len(encode(message)) + 16
 
 
 @patient
@@ -151,7 +168,7 @@ def test_deeply_nested_headers_are_refused() -> None:
 def test_another_version_is_refused_by_number() -> None:
     frame = bytearray(encode(round_of(1)))
     frame[0] = codec.VERSION + 1
-    with pytest.raises(FrameInvalid, match="version 2, expected 1"):
+    with pytest.raises(FrameInvalid, match=f"version {codec.VERSION + 1}, expected {codec.VERSION}"):
         decode(bytes(frame))
 
 
@@ -161,6 +178,70 @@ def test_a_frame_above_the_limit_is_refused_on_both_sides() -> None:
         encode(message, max_bytes=4096)
     with pytest.raises(FrameInvalid, match="exceeds"):
         decode(encode(message), max_bytes=4096)
+
+
+def shrinkable(num_tokens: int = 64, num_columns: int = 256) -> Round:
+    """A round of one row whose float32 elements share their most significant byte."""
+    data = bytes(n * 7 % 251 if n % 4 != 3 else 0x3F for n in range(4 * num_tokens * num_columns))
+    draft = Draft(0, 1, 2, 3, 4, tuple(range(num_tokens - 1)))
+    return Round(1, (draft,), Tensor("float32", (num_tokens, num_columns), data))
+
+
+def test_a_compressed_frame_is_smaller_and_says_so_itself() -> None:
+    message = shrinkable()
+    frame = encode(message, compress=True)
+    assert len(frame) < 0.8 * len(encode(message))
+    assert decode(frame) == message
+
+
+def test_noise_is_sent_as_it_is() -> None:
+    tensor = Tensor("int8", (1, 4096), random.Random(0).randbytes(4096), bytes(4))
+    message = Round(1, (Draft(0, 0, 0, 0, 0, ()),), tensor)
+    assert encode(message, compress=True) == encode(message)
+
+
+def test_a_tensor_beyond_the_frame_limit_is_refused_however_small_its_frame_is() -> None:
+    message, limit = shrinkable(), 60_000
+    frame = encode(message, compress=True)
+    assert len(frame) < limit < len(message.hidden.data)
+    with pytest.raises(FrameInvalid, match="exceeds the frame limit of 60000 bytes"):
+        decode(frame, max_bytes=limit)
+    with pytest.raises(FrameInvalid, match="exceeds the frame limit of 60000 bytes"):
+        encode(message, max_bytes=limit, compress=True)
+
+
+@pytest.mark.parametrize(
+    ("most_significant", "message"),
+    [
+        (bytes(1 << 20), "does not inflate to 1024 bytes"),
+        (bytes(1025), "does not inflate to 1024 bytes"),
+        (bytes(1023), "does not inflate to 1024 bytes"),
+        (None, "Tensor.deflated"),
+    ],
+)
+def test_what_inflates_to_another_size_than_the_tensors_is_refused(
+    most_significant: bytes | None, message: str
+) -> None:
+    deflater = zlib.compressobj(9, zlib.DEFLATED, -15)
+    stream = b"\xff" * 50 if most_significant is None else deflater.compress(most_significant) + deflater.flush()
+    with pytest.raises(FrameInvalid, match=message):
+        read_tensor(["int8", [1, 1024], bytes(4), len(stream)], memoryview(stream), codec.MAX_FRAME_BYTES)
+
+
+def test_nothing_may_follow_a_deflated_plane() -> None:
+    deflater = zlib.compressobj(9, zlib.DEFLATED, -15)
+    stream = deflater.compress(bytes(1024)) + deflater.flush() + b"more"
+    with pytest.raises(FrameInvalid, match="does not inflate to 1024 bytes"):
+        read_tensor(["int8", [1, 1024], bytes(4), len(stream)], memoryview(stream), codec.MAX_FRAME_BYTES)
+
+
+@patient
+@given(st.data())
+def test_a_damaged_compressed_frame_decodes_or_is_refused(data: st.DataObject) -> None:
+    frame = bytearray(encode(shrinkable(2, 32), compress=True))
+    for _ in range(data.draw(st.integers(1, 4))):
+        frame[data.draw(st.integers(0, len(frame) - 1))] = data.draw(st.integers(0, 255))
+    decodes_or_is_refused(bytes(frame))
 
 
 def test_a_tensor_must_have_as_many_bytes_as_its_shape_says() -> None:
@@ -174,14 +255,24 @@ def test_a_tensor_with_unknown_dtype_is_refused() -> None:
         encode(Round(1, (Draft(0, 0, 0, 0, 0, ()),), Tensor("complex64", (1, 1), bytes(8))))
 
 
+@pytest.mark.parametrize(
+    ("dtype", "scales", "expected"),
+    [("int8", b"", 8), ("int8", bytes(4), 8), ("int8", bytes(12), 8), ("float16", bytes(8), 0)],
+)
+def test_int8_has_one_scale_a_token_and_other_dtypes_have_none(dtype: str, scales: bytes, expected: int) -> None:
+    tensor = Tensor(dtype, (2, 4), bytes(8 * DTYPE_BYTES[dtype]), scales)
+    with pytest.raises(FrameInvalid, match=f"Tensor.scales: expected {expected} bytes"):
+        encode(Round(1, (Draft(0, 0, 0, 0, 0, (1,)),), tensor))
+
+
 def test_a_round_must_bring_a_hidden_state_for_every_token() -> None:
-    tensor = Tensor("int8", (2, 4), bytes(8))
+    tensor = Tensor("float16", (2, 4), bytes(16))
     with pytest.raises(FrameInvalid, match="2 rows, but its drafts need 3"):
         encode(Round(1, (Draft(0, 0, 0, 0, 0, (1, 2)),), tensor))
 
 
 def test_more_tokens_than_a_row_may_have_are_refused() -> None:
-    row = Accepted(0, 0, 0, 0, tuple(range(codec.MAX_TOKENS + 1)))
+    row = Accepted(0, 0, 0, 0, tuple(range(fields.MAX_TOKENS + 1)))
     with pytest.raises(FrameInvalid, match="at most 1024 items"):
         encode(Verdict(1, (row,), 0.0))
 
@@ -189,7 +280,7 @@ def test_more_tokens_than_a_row_may_have_are_refused() -> None:
 @pytest.mark.parametrize("temperature", [float("nan"), float("inf"), -1.0])
 def test_a_sampling_value_that_is_no_temperature_is_refused(temperature: float) -> None:
     sampling = Sampling(temperature, 0, 1.0, 0.0, 1)
-    tensor = Tensor("int8", (1, 4), bytes(4))
+    tensor = Tensor("float16", (1, 4), bytes(8))
     with pytest.raises(FrameInvalid, match="temperature"):
         encode(Prefill(1, 0, 0, 0, 0, 0, True, sampling, None, tensor))
 
@@ -197,7 +288,7 @@ def test_a_sampling_value_that_is_no_temperature_is_refused(temperature: float) 
 def test_an_errors_long_text_is_cut_instead_of_refused() -> None:
     message = decode(encode(Error(1, ErrorReason.TAIL_FAILED, "x" * 100_000)))
     assert isinstance(message, Error)
-    assert message.message == "x" * codec.MAX_TEXT
+    assert message.message == "x" * fields.MAX_TEXT
 
 
 def test_decoding_copies_no_tensor() -> None:

@@ -22,6 +22,9 @@ _MIX64 = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 _MIX32 = (0x7FEB352D, 0x846CA68B)
 _TWO_32 = 4294967296.0
 
+#: values that a CPU computes at once: some twenty passes run over them, so they should stay in its cache
+_BLOCK = 1 << 16
+
 #: the largest float32 below 1: keeps the losing end of the noise finite (g >= -2.82)
 _BELOW_ONE = 1.0 - 2.0**-24
 
@@ -38,7 +41,11 @@ def gumbel(seeds: Tensor, positions: Tensor, num_tokens: int) -> Tensor:
         float32 [rows, num_tokens], all finite. A row's values depend on its own seed and position only.
     """
     ids = torch.arange(num_tokens, dtype=torch.int32, device=seeds.device)
-    return _to_gumbel(token_bits(seeds, positions, ids))
+    if seeds.device.type != "cpu":
+        return _to_gumbel(token_bits(seeds, positions, ids))
+    at_once = max(1, _BLOCK // num_tokens)
+    pairs = zip(seeds.split(at_once), positions.split(at_once), strict=True)
+    return torch.cat([_to_gumbel(token_bits(*pair, ids)) for pair in pairs])
 
 
 def token_bits(seeds: Tensor, positions: Tensor, ids: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ drafter's distribution fits, the more often both choose the same token (Daliri, 
 never meet a `u < p/q` acceptance test.
 
 The filters are those of `transformers` (`TemperatureLogitsWarper`, `TopKLogitsWarper`, `TopPLogitsWarper`,
-`MinPLogitsWarper`, in this order), with parameters of each row's own. No shape depends on a tensor's values.
+`MinPLogitsWarper`, in this order), with parameters of each row's own. On a GPU no shape depends on a tensor's values.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from torch import Tensor
 
 from relay.messages import Sampling
 from workers.engine import noise
+from workers.engine.nucleus import top_p
 
 #: at and below this temperature a row is greedy: a softmax so sharp only separates rounding errors
 MIN_TEMPERATURE = 1e-6
@@ -124,7 +125,7 @@ def filtered(logits: Tensor, rows: SamplingRows) -> Tensor:
         size = min(rows.max_top_k, logits.shape[-1])
         scores = _on(rows.with_top_k, scores, lambda part, k: _top_k(part, k, size), rows.top_k[mine])
     if len(rows.with_top_p):
-        scores = _on(rows.with_top_p, scores, _top_p, rows.top_p[mine])
+        scores = _on(rows.with_top_p, scores, top_p, rows.top_p[mine])
     if len(rows.with_min_p):
         scores = _on(rows.with_min_p, scores, _min_p, rows.min_p[mine])
     return scores
@@ -152,14 +153,6 @@ def _top_k(scores: Tensor, top_k: Tensor, size: int) -> Tensor:
     last = (top_k - 1).clamp_(max=size - 1)
     threshold = scores.topk(size, dim=-1).values.gather(-1, last)
     return scores.masked_fill(scores < threshold, _OFF)
-
-
-def _top_p(scores: Tensor, top_p: Tensor) -> Tensor:
-    """Drop the least likely tokens whose summed probability stays within `1 - top_p`; the best one stays."""
-    ascending, order = scores.sort(dim=-1, stable=True)
-    removed = ascending.softmax(dim=-1).cumsum(dim=-1) <= (1 - top_p).to(scores.dtype)
-    removed[:, -1] = False
-    return scores.masked_fill(removed.scatter(-1, order, removed), _OFF)
 
 
 def _min_p(scores: Tensor, min_p: Tensor) -> Tensor:

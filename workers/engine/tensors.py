@@ -14,21 +14,55 @@ TORCH_DTYPES = {
     "float16": torch.float16,
     "bfloat16": torch.bfloat16,
     "int8": torch.int8,
-    "int32": torch.int32,
-    "int64": torch.int64,
 }
+#: the largest magnitude that "int8" uses: symmetric around zero, -128 stays unused
+LEVELS = 127
 
 
 def to_wire(values: torch.Tensor, dtype: str) -> Tensor:
-    """The tensor's bytes in the given wire dtype; copies to the CPU."""
-    host = values.detach().to("cpu", TORCH_DTYPES[dtype]).contiguous()
-    return Tensor(dtype, tuple(host.shape), host.view(torch.uint8).numpy().data.cast("B"))
+    """[tokens, hidden] in the given wire dtype; copies to the CPU. A token's bytes depend on its own values only."""
+    if dtype != "int8":
+        return Tensor(dtype, tuple(values.shape), _bytes_of(values.to(TORCH_DTYPES[dtype])))
+    levels, scales = quantise(values)
+    return Tensor(dtype, tuple(values.shape), _bytes_of(levels), _bytes_of(scales))
 
 
 def from_wire(tensor: Tensor, *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """The tensor on the device in the compute dtype. Shape and size were checked by the codec."""
-    values = torch.frombuffer(bytearray(tensor.data), dtype=TORCH_DTYPES[tensor.dtype])
-    return values.reshape(tensor.shape).to(device, dtype)
+    """[tokens, hidden] on the device in the compute dtype. Shape and size were checked by the codec."""
+    values = _on(device, tensor.data, TORCH_DTYPES[tensor.dtype]).reshape(tensor.shape)
+    if tensor.dtype != "int8":
+        return values.to(dtype)
+    return dequantise(values, _on(device, tensor.scales, torch.float32)).to(dtype)
+
+
+def quantise(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Each row as its multiples of one step: int8 [rows, hidden] and the steps, float32 [rows].
+
+    Symmetric: a row's step is its largest magnitude / `LEVELS`, so it errs by half a step at most. The arithmetic is
+    float32 and elementwise beside the maximum, which is exact in any order: rows cannot influence each other. A row
+    that holds a value that is not finite gets the step NaN, so that all of it is NaN again behind the wire.
+    """
+    rows = values.detach().float()
+    steps = rows.abs().amax(dim=-1) / LEVELS
+    finite = steps.isfinite()
+    # a row of zeros, or of values so small that the step underflows, becomes zeros
+    divisors = torch.where(finite & (steps > 0), steps, 1.0)
+    levels = (rows / divisors[:, None]).round().clamp(-LEVELS, LEVELS)
+    return torch.where(finite[:, None], levels, 0.0).to(torch.int8), torch.where(finite, steps, torch.nan)
+
+
+def dequantise(levels: torch.Tensor, steps: torch.Tensor) -> torch.Tensor:
+    """The float32 values that `quantise` made int8 of, each off by half its row's step at most."""
+    return levels.float() * steps[:, None]
+
+
+def _bytes_of(values: torch.Tensor) -> memoryview:
+    host = values.detach().cpu().contiguous()
+    return host.view(torch.uint8).numpy().data.cast("B")
+
+
+def _on(device: torch.device, data: bytes | memoryview, dtype: torch.dtype) -> torch.Tensor:
+    return torch.frombuffer(bytearray(data), dtype=dtype).to(device)
 
 
 def pad_rows(packed: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:

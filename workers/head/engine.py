@@ -189,7 +189,7 @@ class HeadEngine:
             return
         for slot in self._scheduler.admit():
             job = _job(slot)
-            job.ledger.start()
+            job.ledger.start(self._options.wire_dtype)
             self._drafter.begin(slot.index)
             self._policy.begin(slot.index)
             self._report.started(job.task_id)

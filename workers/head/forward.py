@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from relay.messages import DTYPE_BYTES, Tensor
+from relay.messages import Tensor, token_bytes
 from workers.engine.shard import HeadShard
 from workers.engine.tensors import pack_rows, to_wire
 
@@ -18,7 +18,7 @@ class HeadForward:
         self._shard = shard
         self._wire_dtype = wire_dtype
         #: what a token's hidden state takes on the wire
-        self.bytes_per_token = shard.hidden_size * DTYPE_BYTES[wire_dtype]
+        self.bytes_per_token = token_bytes(shard.hidden_size, wire_dtype)
 
     def run(self, fed: Sequence[Sequence[int]], slots: Sequence[int], starts: Sequence[int]) -> Tensor:
         """The packed hidden states [sum of the rows' tokens, hidden] of rows that begin at `starts`."""

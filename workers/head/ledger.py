@@ -28,6 +28,8 @@ class Spent:
 class Ledger:
     """The running figures of one generation. A row is charged its frame's whole times: all rows wait for them."""
 
+    #: of the hidden states between head and tail; None before the job got its slot
+    wire_dtype: str | None = None
     started_at: float = field(default_factory=time.time)
     started: float = field(default_factory=time.perf_counter)
     first_commit: float | None = None
@@ -47,8 +49,9 @@ class Ledger:
     bytes_up: int = 0
     bytes_down: int = 0
 
-    def start(self) -> None:
-        """Start the clocks: the job has its slot."""
+    def start(self, wire_dtype: str) -> None:
+        """Start the clocks: the job has its slot, on a head that sends hidden states in `wire_dtype`."""
+        self.wire_dtype = wire_dtype
         self.started_at, self.started = time.time(), time.perf_counter()
 
     def spend(self, spent: Spent) -> None:
@@ -100,6 +103,7 @@ class Ledger:
             head_s=self.head_s,
             link_s=self.link_s,
             tail_s=self.tail_s,
+            wire_dtype=self.wire_dtype,
         )
 
 

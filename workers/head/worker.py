@@ -29,6 +29,7 @@ from workers.head.prompts import PromptReader
 from workers.head.session import HeadOffer, Session, TailSearch
 from workers.head.stops import StopWatch
 from workers.head.trace import open_trace
+from workers.pauses import exempt_loaded
 from workers.progress import log_progress
 from workers.served import ServedModel
 from workers.settings import HeadSettings
@@ -54,7 +55,7 @@ def run(settings: HeadSettings) -> None:
     tasks = TaskSettings(broker_url=settings.broker_url, allow_insecure=settings.allow_insecure)
     with (
         closing(connection.connect(tasks)) as client,
-        closing(RedisRelay(settings.relay_url, allow_insecure=settings.allow_insecure)) as relay,
+        closing(_relay(settings)) as relay,
     ):
         connection.ping(client)
         relay.ping()
@@ -73,6 +74,10 @@ def run(settings: HeadSettings) -> None:
             worker.serve(TailSearch(relay, offer), stop, settings.tail_timeout_s)
 
 
+def _relay(settings: HeadSettings) -> RedisRelay:
+    return RedisRelay(settings.relay_url, allow_insecure=settings.allow_insecure, compress=settings.wire_compress)
+
+
 @contextmanager
 def _assembled(settings: HeadSettings, served: ServedModel, client: redis.Redis) -> Iterator[HeadWorker]:
     """Load everything, open the socket, start the fronts; at the end jobs go back to the queue."""
@@ -84,6 +89,7 @@ def _assembled(settings: HeadSettings, served: ServedModel, client: redis.Redis)
         vocab_size=shard.vocab_size,
         context=served.profile.context,
     )
+    exempt_loaded()
     intake, authkey = Intake(prompts, settings.head_id), secrets.token_bytes(32)
     with (
         closing(open_trace(settings.trace)) as trace,

@@ -15,6 +15,7 @@ from relay.streams import RedisRelay
 from relay.transport import Announcement, Received, Relay, TailInfo, TailLink
 from workers.engine.shard import TailShard
 from workers.engine.source import Part
+from workers.pauses import exempt_loaded
 from workers.progress import log_progress
 from workers.served import ServedModel
 from workers.settings import MAX_QUERY, TailSettings
@@ -41,6 +42,7 @@ def run(settings: TailSettings) -> None:
         relay.ping()
         served = ServedModel.resolve(settings, Part.TAIL, log_progress)
         shard = served.load_tail(slots=settings.slots, max_query=MAX_QUERY)
+        exempt_loaded()
         tail = TailInfo(
             tail=keys.new_tail_id(settings.tail_name),
             profile=served.profile,
