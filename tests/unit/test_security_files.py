@@ -184,6 +184,8 @@ def test_a_certificate_without_its_key_is_refused(run: Shardq, directory: Path, 
         ["--queue-memory", "lots"],
         ["--queue-memory", "1mb\nprotected-mode no"],
         ["--queue-port", "6380"],
+        ["--ca-path", "ca.crt"],
+        ["--ca-path", "/etc/ca.crt\nSHARDQ_ALLOW_INSECURE=1"],
     ],
 )
 def test_what_would_break_patterns_or_files_is_refused(run: Shardq, tmp_path: Path, options: list[str]) -> None:
