@@ -113,6 +113,7 @@ def head(
 ) -> Iterator[Head]:
     with private_address() as address:
         engine = FakeEngine(address, delay_s=delay_s)
+        server.client.set(keys.head(HEAD), "alive")
         settings = HeadSettings(model="/models/any", broker_url=url or server.url, head_id=HEAD)
         fronts = Fronts(
             settings,
@@ -200,6 +201,17 @@ def test_a_message_on_its_way_while_the_front_pauses_is_put_back(server: Queue) 
         it.consume()
         server.wait_for_outcomes(number)
         wait_until(server.settled)
+
+
+def test_a_head_that_looks_dead_gets_nothing(server: Queue) -> None:
+    with head(server, count=1) as it:
+        server.client.delete(keys.head(HEAD))
+        it.consume()
+        server.publish(*range(4))
+        time.sleep(2.5)
+        assert server.ready() == 4
+        server.client.set(keys.head(HEAD), "alive")
+        server.wait_for_outcomes(4)
 
 
 def test_only_as_many_messages_are_taken_as_have_a_thread(server: Queue) -> None:
