@@ -86,6 +86,7 @@ def head(setup: Setup, near: redis.Redis, url: str, delay_s: float | None) -> It
     """An engine and its fronts, connected and paused."""
     with private_address() as address:
         engine = FakeEngine(address, slots=setup.slots, delay_s=delay_s)
+        near.set(keys.head(HEAD), "alive")
         settings = HeadSettings(model=MODEL, broker_url=url, head_id=HEAD)
         total = concurrency(setup.slots)
         fronts = Fronts(

@@ -311,7 +311,8 @@ def _check(setup: Setup, running: Site, figures: Figures) -> None:
     figures.check_s, figures.check_cpu_s, figures.check_mb = refused.took_s, refused.cpu_s, refused.peak_mb
     named = [json.loads(line)["line"] for line in errors.read_text(encoding="utf-8").splitlines()]
     figures.bad_named = len(set(named) & set(bad)) if refused.status == 2 and len(named) == len(bad) else 0
-    figures.bad_printed = sum(": " in line for line in refused.stderr.splitlines())
+    lines = [line.removeprefix("Error: ") for line in refused.stderr.splitlines()]
+    figures.bad_printed = sum(line.startswith("line ") for line in lines)
 
 
 def _succeed(run: Run) -> Run:

@@ -9,6 +9,7 @@ import socket
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -22,6 +23,8 @@ from cli.server_files import HeadName, ServerPlan, files, head_user, tail_user, 
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 _MODEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/@+-]{0,127}")
 _HOST = re.compile(r"(?=.{1,253}$)[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?(\.[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?)*")
+#: what a shell, systemd and Docker read alike without quotes
+_PATH = re.compile(r"/[A-Za-z0-9._/@+-]*")
 _MEMORY = re.compile(r"[1-9][0-9]*(kb|mb|gb)")
 #: names under which processes on the host itself find the servers
 _LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
@@ -49,21 +52,7 @@ _existing = click.Path(exists=True, dir_okay=False, path_type=Path)
 @click.option("--wire-port", default=6380, show_default=True, type=click.IntRange(1, 65535), help="Of the wire.")
 @click.option("--queue-memory", default="256mb", show_default=True, metavar="SIZE", help="Most memory of the queue.")
 @click.option("--wire-memory", default="256mb", show_default=True, metavar="SIZE", help="Most memory of the wire.")
-def init_server_command(
-    directory: Path,
-    hosts: tuple[str, ...],
-    heads: tuple[str, ...],
-    tails: tuple[str, ...],
-    cert: Path | None,
-    key: Path | None,
-    ca: Path | None,
-    days: int,
-    ca_path: str,
-    queue_port: int,
-    wire_port: int,
-    queue_memory: str,
-    wire_memory: str,
-) -> None:
+def init_server_command(directory: Path, **options: Any) -> None:
     """Write what the public host needs to be safe.
 
     DIR gets two Redis configurations, accounts with random passwords and the least rights for every role, a
@@ -74,28 +63,50 @@ def init_server_command(
     shardq init-server /srv/shardq --host queue.example.org \\
         --head gpu-a=Qwen2.5-7B-Instruct --tail gpu-b
     """
-    hosts = tuple(_host(name) for name in hosts) or (socket.getfqdn(),)
-    directory = directory.expanduser().absolute()
-    made = cert is None
-    pair = _certificates(cert, key, ca, hosts, days)
-    plan = ServerPlan(
-        directory=directory,
-        host=hosts[0],
-        # the user's own certificate need not be one for `localhost`
-        local_host="localhost" if made else hosts[0],
-        queue_port=queue_port,
-        wire_port=_other_than(queue_port, wire_port),
-        queue_memory=_memory("--queue-memory", queue_memory),
-        wire_memory=_memory("--wire-memory", wire_memory),
-        heads=_heads(heads or ("head",)),
-        tails=_tails(tails or ("tail",)),
-        remote_ca=ca_path,
-        certificates=pair,
-    )
+    plan = _plan(directory.expanduser().absolute(), **options)
     _write(plan)
-    note(f"wrote {directory}: servers for {plan.host}, ports {queue_port} (queue) and {wire_port} (wire)")
+    note(f"wrote {plan.directory}: servers for {plan.host}, ports {plan.queue_port} (queue), {plan.wire_port} (wire)")
     for line in _next_steps(plan):
         click.echo(line)
+
+
+def _plan(
+    directory: Path,
+    *,
+    hosts: Sequence[str],
+    heads: Sequence[str],
+    tails: Sequence[str],
+    cert: Path | None,
+    key: Path | None,
+    ca: Path | None,
+    days: int,
+    ca_path: str,
+    queue_port: int,
+    wire_port: int,
+    queue_memory: str,
+    wire_memory: str,
+) -> ServerPlan:
+    """The options, checked. Raises click's errors and CliError."""
+    names = [_host(name) for name in hosts] or [socket.getfqdn()]
+    for option, path in (("DIR", str(directory)), ("--ca-path", ca_path)):
+        if not _PATH.fullmatch(path):
+            raise click.BadParameter(f"{option} {path!r}: use an absolute path of letters, digits and . _ / @ + -")
+    if queue_port == wire_port:
+        raise click.UsageError("--queue-port and --wire-port must differ.")
+    return ServerPlan(
+        directory=directory,
+        host=names[0],
+        # the user's own certificate need not be one for `localhost`
+        local_host="localhost" if cert is None else names[0],
+        queue_port=queue_port,
+        wire_port=wire_port,
+        queue_memory=_memory("--queue-memory", queue_memory),
+        wire_memory=_memory("--wire-memory", wire_memory),
+        heads=_heads(heads or ["head"]),
+        tails=_tails(tails or ["tail"]),
+        remote_ca=ca_path,
+        certificates=_certificates(cert, key, ca, names, days),
+    )
 
 
 def _certificates(
@@ -178,9 +189,3 @@ def _memory(option: str, value: str) -> str:
     if not _MEMORY.fullmatch(value.lower()):
         raise click.BadParameter(f"{option} {value!r}: expected a size as 256mb.")
     return value.lower()
-
-
-def _other_than(queue_port: int, wire_port: int) -> int:
-    if queue_port == wire_port:
-        raise click.UsageError("--queue-port and --wire-port must differ.")
-    return wire_port

@@ -54,10 +54,12 @@ _RENEW = (
     _ALLOW_OOM
     + """
 local states = {}
-for i, key in ipairs(KEYS) do
+local alive = redis.call('GET', KEYS[#KEYS])
+for i = 1, #KEYS - 1 do
+  local key = KEYS[i]
   local value = redis.call('GET', key)
   if value == ARGV[3] then states[i] = 'done'
-  elseif value and value ~= ARGV[1] then states[i] = 'taken'
+  elseif value and value ~= ARGV[1] or not value and not alive then states[i] = 'taken'
   else
     redis.call('SET', key, ARGV[1], 'PX', ARGV[2])
     states[i] = 'held'
@@ -78,7 +80,7 @@ class LeaseState(StrEnum):
 
     #: this head
     HELD = "held"
-    #: another head, until it finishes or its lease lapses
+    #: another head, until it finishes or its lease lapses; or whoever comes first, but not this one
     TAKEN = "taken"
     #: nobody any more: the outcome is published
     DONE = "done"
@@ -112,10 +114,13 @@ def give_up_try(client: redis.Redis, task_id: str, instance: str) -> bool:
 
 
 def renew(client: redis.Redis, task_ids: Sequence[str], head_id: str, ttl_ms: int = LEASE_MS) -> dict[str, LeaseState]:
-    """Extend these leases in one round trip. A lapsed one that nobody took is taken again (HELD)."""
+    """Extend these leases in one round trip.
+
+    A lapsed one that nobody took is taken again (HELD), unless the head looks dead: then others shall have it.
+    """
     if not task_ids:
         return {}
-    names = [keys.job(task_id) for task_id in task_ids]
+    names = [*(keys.job(task_id) for task_id in task_ids), keys.head(head_id)]
     states = client.eval(_RENEW, len(names), *names, _holder(head_id), ttl_ms, DONE)
     return {task_id: _state(state) for task_id, state in zip(task_ids, states, strict=True)}
 

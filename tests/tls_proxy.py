@@ -17,7 +17,9 @@ _CHUNK = 1 << 16
 class TlsProxy:
     """A context manager: takes TLS connections on `host` and passes their bytes on to `target_port`."""
 
-    def __init__(self, target_port: int, certificate: Path, key: Path, *, host: str = "127.0.0.1", port: int = 0) -> None:
+    def __init__(
+        self, target_port: int, certificate: Path, key: Path, *, host: str = "127.0.0.1", port: int = 0
+    ) -> None:
         self.port = port
         self._host = host
         self._target_port = target_port

@@ -32,6 +32,8 @@ JSON_PIECES = (
 )
 #: first bytes of msgpack's kinds of values, and one of none
 MSGPACK_BYTES = bytes.fromhex("00 7f 80 90 c0 c1 c4 c7 cb cf d9 dd df ff")
+#: bytes of the largest damaged value: every reader's transport has a limit of its own
+MAX_GROWN_BYTES = 1 << 20
 #: depths of nesting: harmless, about Python's limit, far above any limit
 DEPTHS = (3, 30, 300, 900, 1100, 3000, 20_000)
 
@@ -165,6 +167,8 @@ def damage_packed(rng: Random, packed: bytes) -> bytes:
     try:
         data: bytes = msgpack.packb(tree)
     except (ValueError, OverflowError):  # nested too deeply, or a number that msgpack does not know
+        data = packed
+    if len(data) > MAX_GROWN_BYTES:  # a part that stands in itself several times grows with every change
         data = packed
     return damage_bytes(rng, data) if rng.random() < 0.2 else data
 

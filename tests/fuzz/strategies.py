@@ -65,7 +65,7 @@ def channel_messages(draw: st.DrawFn, seeds: tuple[bytes, ...]) -> bytes:
     parts = msgpack.unpackb(draw(st.sampled_from(seeds)))
     for at in draw(st.lists(st.integers(0, len(parts) - 1), max_size=2)):
         part = parts[at]
-        if isinstance(part, dict) and draw(st.booleans()):
+        if isinstance(part, dict) and part and draw(st.booleans()):
             part[draw(st.sampled_from(sorted(part)))] = draw(packed_values)
         else:
             parts[at] = draw(packed_values)

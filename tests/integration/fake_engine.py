@@ -12,6 +12,9 @@ import threading
 import time
 from collections import deque
 
+import redis
+
+from tasks import keys
 from tasks.generation import FinishReason, GenerationTask, Metrics, Outcome
 from workers.head.channel import EngineServer, private_address
 from workers.head.fronts import Fronts
@@ -107,6 +110,7 @@ def main(url: str, delay_s: str, slots: str = "64", model: str = MODEL) -> None:
     with private_address() as address:
         engine = FakeEngine(address, int(slots), float(delay_s) if float(delay_s) >= 0 else None)
         settings = HeadSettings(model=model, broker_url=url, head_id=HEAD)
+        redis.Redis.from_url(url).set(keys.head(HEAD), "alive")
         Fronts(settings, address, AUTHKEY, model=model, count=2, concurrency_total=8, grace_s=0.5)
         engine.server.set_consuming(True)
         threading.Event().wait()

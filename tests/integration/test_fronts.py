@@ -31,7 +31,7 @@ from tasks.settings import TaskSettings
 from tests.integration.fake_engine import AUTHKEY, HEAD, MODEL, FakeEngine
 from workers.head.channel import private_address
 from workers.head.front_settlements import Settlements
-from workers.head.fronts import Fronts, concurrency, spread
+from workers.head.fronts import END_S, Fronts, concurrency, spread
 from workers.settings import HeadSettings
 
 ROOT = Path(__file__).parents[2]
@@ -113,6 +113,7 @@ def head(
 ) -> Iterator[Head]:
     with private_address() as address:
         engine = FakeEngine(address, delay_s=delay_s)
+        server.client.set(keys.head(HEAD), "alive")
         settings = HeadSettings(model="/models/any", broker_url=url or server.url, head_id=HEAD)
         fronts = Fronts(
             settings,
@@ -200,6 +201,17 @@ def test_a_message_on_its_way_while_the_front_pauses_is_put_back(server: Queue) 
         it.consume()
         server.wait_for_outcomes(number)
         wait_until(server.settled)
+
+
+def test_a_head_that_looks_dead_gets_nothing(server: Queue) -> None:
+    with head(server, count=1) as it:
+        server.client.delete(keys.head(HEAD))
+        it.consume()
+        server.publish(*range(4))
+        time.sleep(2.5)
+        assert server.ready() == 4
+        server.client.set(keys.head(HEAD), "alive")
+        server.wait_for_outcomes(4)
 
 
 def test_only_as_many_messages_are_taken_as_have_a_thread(server: Queue) -> None:
@@ -296,7 +308,7 @@ def test_after_the_grace_period_running_jobs_go_back_to_the_queue(server: Queue)
         took = time.monotonic() - began
         assert server.ready() == 8
         assert server.unacked() == 0
-        assert 1.0 <= took < 3.5
+        assert 1.0 <= took < 1.0 + END_S  # nothing had to be killed
     assert not server.outcomes()
     assert acquire(server.client, "job-0.0", "another head", "another").state is LeaseState.HELD
 
@@ -361,10 +373,9 @@ def test_far_from_the_queue_server_nothing_is_lost_when_the_link_breaks(server: 
         wait_until(server.outcomes)
         link.cut()
         wait_until(lambda: not server.ready() and it.live() == 0, 60)
-        # a message cut off between the lists is the bookkeeper's to find: at most one per front
-        lost = [number for number in range(24) if f"job-{number}.0" not in it.engine.delivered]
-        assert len(lost) <= 2
-        server.publish(*lost)
+        # nothing was taken without being written down: the bookkeeper finds it there
+        wait_until(lambda: len(it.engine.delivered) + server.unacked() == 24)
+        restore_unacked(server.client, HEAD)
         server.wait_for_outcomes(24)
         wait_until(server.settled, 60)
     assert len(set(it.engine.delivered)) == len(it.engine.delivered) == 24

@@ -23,7 +23,7 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredServers
 
 def findings(run: Shardq, **environment: str) -> dict[str, tuple[str, str]]:
     """Grade and text by check; the last one of each."""
-    found = json.loads(run("doctor", "--json", **environment).stdout)
+    found = json.loads(run("doctor", "--json", **environment).stdout)  # type: ignore[arg-type]
     return {finding["check"]: (finding["grade"], finding["text"]) for finding in found}
 
 

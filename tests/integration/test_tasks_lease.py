@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from tasks import keys, lease, stops
+from tasks import heads, keys, lease, stops
 from tasks.generation import StopReason
 from tasks.lease import Admission, LeaseState
 from tasks.results import is_done, publish_outcome
-from tests.bookkeeping import Office, open_office, outcome
+from tests.bookkeeping import Office, head_info, open_office, outcome
 
 
 @pytest.fixture(scope="module")
@@ -48,6 +48,7 @@ def test_renewing_extends_ones_own_leases_and_tells_which_are_lost(office: Offic
     acquire(office, "d.1", "h1", ttl_ms=1000)
     acquire(office, "e.1", "h2")
     publish_outcome(office.client, outcome("f"))
+    heads.beat(office.client, head_info("h1"))
     states = lease.renew(office.client, ["d.1", "e.1", "f.1", "g.1"], "h1")
     assert states == {
         "d.1": LeaseState.HELD,
@@ -56,6 +57,13 @@ def test_renewing_extends_ones_own_leases_and_tells_which_are_lost(office: Offic
         "g.1": LeaseState.HELD,
     }
     assert office.client.pttl(keys.job("d.1")) > 10_000
+
+
+def test_a_head_that_looks_dead_takes_no_lapsed_lease_again(office: Office) -> None:
+    acquire(office, "u.1", "hung")
+    states = lease.renew(office.client, ["u.1", "v.1"], "hung")
+    assert states == {"u.1": LeaseState.HELD, "v.1": LeaseState.TAKEN}
+    assert acquire(office, "v.1", "h2") is LeaseState.HELD
 
 
 def test_once_the_outcome_is_published_nobody_gets_the_job(office: Office) -> None:

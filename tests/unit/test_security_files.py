@@ -11,7 +11,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-import yaml
+import yaml  # type: ignore[import-untyped]
 from cryptography import x509
 
 from relay import acl as wire_acl
@@ -184,6 +184,8 @@ def test_a_certificate_without_its_key_is_refused(run: Shardq, directory: Path, 
         ["--queue-memory", "lots"],
         ["--queue-memory", "1mb\nprotected-mode no"],
         ["--queue-port", "6380"],
+        ["--ca-path", "ca.crt"],
+        ["--ca-path", "/etc/ca.crt\nSHARDQ_ALLOW_INSECURE=1"],
     ],
 )
 def test_what_would_break_patterns_or_files_is_refused(run: Shardq, tmp_path: Path, options: list[str]) -> None:

@@ -40,10 +40,11 @@ PAUSE_S = 1.0
 RECONNECT_S = 2
 
 # Taking moves a message from a list to a hash: that must go on when memory is short, or nothing gets done.
-# A message that is none of Celery's is put aside; it must not stop those behind it.
+# A message that is none of Celery's is put aside; it must not stop those behind it. A head that looks dead, because
+# its engine hangs, gets nothing: it would hold what others could do.
 _FETCH = """#!lua flags=allow-oom
-local unacked, index, bell, rejected = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
-local room = tonumber(ARGV[1])
+local unacked, index, bell, rejected, presence = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
+local room = redis.call('GET', presence) and tonumber(ARGV[1]) or 0
 local now = redis.call('TIME')
 local taken_at = now[1] + now[2] / 1e6
 local function read(raw)
@@ -53,7 +54,7 @@ local function read(raw)
   return properties['delivery_tag'] .. '', '[' .. raw .. ',' .. string.sub(place, 2)
 end
 local taken = {}
-for i = 5, #KEYS do
+for i = 6, #KEYS do
   while room > 0 do
     local raw = redis.call('RPOP', KEYS[i])
     if not raw then break end
@@ -81,7 +82,7 @@ class Taker:
     """On whose behalf messages are fetched."""
 
     client: redis.Redis
-    head_id: str | None
+    head_id: str
     settlements: Settlements
 
 
@@ -190,6 +191,7 @@ class _FetchingChannel(transport.Channel):
     def _fetching(self, queues: Sequence[str]) -> tuple[Any, ...]:
         head_id = self.taker.head_id
         names = [keys.unacked(head_id), keys.unacked_index(head_id), keys.bell(queues[0]), keys.REJECTED]
+        names.append(keys.head(head_id))
         names += [keys.ready_at(queue, priority) for priority in keys.PRIORITIES for queue in queues]
         script = ("EVALSHA", _FETCH_SHA) if self._script_known else ("EVAL", _FETCH)
         return (*script, len(names), *names, min(self.qos.room, MOST_AT_ONCE))

@@ -92,4 +92,4 @@ class Leases:
                 continue
             outage.over()
             for task_id in (t for t, state in states.items() if state is LeaseState.TAKEN):
-                logger.warning("another head works on %s too: its lease had lapsed", task_id)
+                logger.warning("another head may work on %s too: its lease had lapsed", task_id)
