@@ -44,7 +44,7 @@ def gumbel(seeds: Tensor, positions: Tensor, num_tokens: int) -> Tensor:
     if seeds.device.type != "cpu":
         return _to_gumbel(token_bits(seeds, positions, ids))
     at_once = max(1, _BLOCK // num_tokens)
-    pairs = zip(seeds.split(at_once), positions.split(at_once), strict=True)
+    pairs = zip(torch.split(seeds, at_once), torch.split(positions, at_once), strict=True)
     return torch.cat([_to_gumbel(token_bits(*pair, ids)) for pair in pairs])
 
 
