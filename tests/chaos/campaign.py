@@ -28,7 +28,7 @@ from tests.chaos.measure import ON_ITS_WAY_S, Measured, measure, stretches
 from tests.chaos.plan import NEED_ALL, Fault, Kind, draw
 from tests.chaos.requests import Judge, requests
 from tests.chaos.submissions import Submissions, Submitted, name_of
-from tests.chaos.watch import Sample, Watch
+from tests.chaos.watch import LOOK_S, Sample, Watch
 from tests.cli_runner import Shardq
 
 #: round trip between head and tail, in milliseconds: jobs take seconds, as on a long link
@@ -58,8 +58,8 @@ class Options:
     kinds: Sequence[Kind] = tuple(Kind)
     #: jobs in one submitted file
     portion: int = 4
-    min_tokens: int = 48
-    max_tokens: int = 128
+    min_tokens: int = 32
+    max_tokens: int = 96
     #: a fault is followed by the next once everything has worked for this long
     settle_s: float = 2.0
     #: seconds after a fault's end within which all must be well again
@@ -211,7 +211,15 @@ class Runner:
         self._say(
             f"{fault.number:>3} {fault.kind:<18} {strike.hit:<44} {num_open:>3} jobs open, settled after {took_s:.1f} s"
         )
+        if fault.kind is Kind.SWAP_TAIL:
+            self._release()
+
+    def _release(self) -> None:
+        """Let a tail that was kept away start, and wait until that is seen: it is not the next fault's doing."""
         self._system.release()
+        since = time.time()
+        while self._watch.samples[-1].at < since + LOOK_S:
+            time.sleep(0.1)
 
     def _settle(self, fault: Fault, since: float) -> float:
         """Wait until all has worked for a while; seconds since `since`, a Unix time."""
