@@ -119,8 +119,9 @@ def answer(link: HeadLink, timeout_s: float = 5.0) -> object:
 
 
 def hidden(tokens: int, width: int = 2, dtype: str = "float32") -> Tensor:
-    size = {"float32": 4, "int8": 1, "int64": 8}[dtype]
-    return Tensor(dtype, (tokens, width), bytes(tokens * width * size))
+    size = {"float32": 4, "float16": 2, "int8": 1}[dtype]
+    scales = bytes(4 * tokens) if dtype == "int8" else b""
+    return Tensor(dtype, (tokens, width), bytes(tokens * width * size), scales)
 
 
 def chunk(number: int = 1, **changes: object) -> Prefill:
@@ -188,7 +189,7 @@ HOSTILE: list[Upward] = [
     chunk(generation=2**62, round=7),
     chunk(copy=Copy(99, 0, 3), position=3),
     chunk(copy=Copy(1, 2**62, 2**31 - 1), position=2**31 - 1),
-    chunk(hidden=hidden(3, 2, "int64"), generation=1),
+    chunk(hidden=hidden(3, 2, "float16"), generation=1),
     chunk(sampling=Sampling(1e300, 2**31 - 1, 0.0, 1.0, -(2**63)), generation=2),
     chunk(sampling=Sampling(1e-300, 1, 1.0, 0.0, 2**63 - 1), generation=3),
     chunk(sampling=Sampling(1.7e308, 5, 1e-300, 1e-300, 0), generation=4),
@@ -234,7 +235,7 @@ def test_a_frame_cut_off_anywhere_is_dropped_with_a_reason(
         for length in range(len(data)):
             tail.hub.epochs[tail.info.tail].up.deliver(0, data[:length])
             assert "dropped" in caplog.messages[-1]
-    assert len(caplog.messages) == len(data)
+    assert sum("dropped" in message for message in caplog.messages) == len(data)
     works(link)
 
 
