@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from workers.head.costs import Costs
 from workers.head.lanes import Lanes, num_lanes
-from workers.head.speculation import Costs
 
 
 def costs(*, fixed_s: float, row_s: float, link_s: float) -> Costs:

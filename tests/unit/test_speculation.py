@@ -10,11 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from workers.head.acceptance import Acceptance, Calibration
+from workers.head.costs import Costs, LinearCost
 from workers.head.speculation import (
-    Acceptance,
-    Calibration,
-    Costs,
-    LinearCost,
     Planner,
     RowState,
     goodput,

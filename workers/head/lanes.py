@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeVar
 
-from workers.head.speculation import Costs, period_s
+from workers.head.costs import Costs
+from workers.head.speculation import period_s
 
 R = TypeVar("R")
 

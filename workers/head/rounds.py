@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from relay.messages import Draft, Round
+from workers.head.costs import Costs
 from workers.head.drafters import Drafter, DraftRow
 from workers.head.forward import HeadForward
 from workers.head.jobs import Job
 from workers.head.slots import HeadSlot
-from workers.head.speculation import Costs, Planner
+from workers.head.speculation import Planner
 
 
 class DraftPolicy(Protocol):

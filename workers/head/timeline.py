@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from workers.head.costs import Costs
 from workers.head.courier import Answered
 from workers.head.ledger import Spent
 from workers.head.rounds import MadeRound
-from workers.head.speculation import Costs
 from workers.head.trace import Trace
 
 #: weight of the newest round in the usual draft length
