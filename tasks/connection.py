@@ -10,6 +10,7 @@ from contextlib import contextmanager
 
 import redis
 from redis.backoff import NoBackoff
+from redis.connection import Connection
 from redis.exceptions import (
     AuthenticationError,
     AuthorizationError,
@@ -46,6 +47,19 @@ def check_settings(settings: TaskSettings) -> Address:
         raise QueueRefused(str(error)) from error
 
 
+class _Pool(redis.ConnectionPool):
+    """Drops its idle connections when one breaks in use: what broke that one has most likely broken them, too.
+
+    On a half-open link each of them would cost a timeout of its own, one after the other.
+    """
+
+    def release(self, connection: Connection) -> None:  # type: ignore[override]
+        broken = not connection.is_connected
+        super().release(connection)
+        if broken:
+            self.disconnect(inuse_connections=False)
+
+
 def connect(settings: TaskSettings) -> redis.Redis:
     """A thread-safe client of the queue server; connects at its first command.
 
@@ -53,7 +67,7 @@ def connect(settings: TaskSettings) -> redis.Redis:
     retried. Raises QueueRefused for an unsafe address.
     """
     address = check_settings(settings)
-    return redis.Redis.from_url(
+    pool = _Pool.from_url(
         address.url,
         socket_timeout=SOCKET_TIMEOUT_S,
         socket_connect_timeout=CONNECT_TIMEOUT_S,
@@ -63,6 +77,7 @@ def connect(settings: TaskSettings) -> redis.Redis:
         protocol=2,
         **address.tls,
     )
+    return redis.Redis.from_pool(pool)
 
 
 def as_task_error(error: redis.RedisError) -> TaskError | None:
