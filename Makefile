@@ -24,7 +24,7 @@ help:
 	@echo "make lint    ruff and mypy --strict"
 	@echo "make check   lint and test: what CI runs"
 	@echo "make parity  the slow tests: the full parity matrix on the real model"
-	@echo "make bench   tokens per second of this machine"
+	@echo "make bench   tokens per second of this machine, alone and over a link of 86 ms"
 	@echo "make bench-wan  what a long link costs: head and tail over simulated links"
 	@echo "make large   what a file of 100,000 lines costs, from submission to results"
 	@echo "make fuzz    1,000,000 damaged inputs for everything that reads foreign bytes"
@@ -61,6 +61,7 @@ parity: $(STAMP)
 
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks.batch
+	$(BIN)/python -m benchmarks.wan --quick --only prototype
 
 bench-wan: $(STAMP)
 	$(BIN)/python -m benchmarks.wan $(BENCH_ARGS)
