@@ -286,8 +286,8 @@ def _fairness(run: Result, slots: int) -> list[Line]:
     usual = f"{1000 * fmean(gaps):.0f} ms mean, {1000 * gaps[-1]:.0f} ms longest of {len(gaps)}"
     return [
         Line("fairness", "jobs that started before an earlier one", _overtakings(run), "", "≤ 0"),
-        Line("fairness", "a row's longest wait for its next round / mean", gaps[-1] / fmean(gaps), "×", "≤ 2", usual),
-        Line("fairness", "a job's longest wait for a slot / mean", waits[-1] / fmean(waits), "×", "", "first come"),
+        Line("fairness", "a job's longest wait for its slot / mean", waits[-1] / fmean(waits), "×", "≤ 2"),
+        Line("fairness", "a row's longest wait for its next round / mean", gaps[-1] / fmean(gaps), "×", "", usual),
     ]
 
 
