@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import IO, Any
 
 import redis
 
@@ -130,8 +131,7 @@ class Site:
                 peak_mb = max(peak_mb, peak_of(process.pid))
                 time.sleep(LOOK_S)
             took_s, cpu_s = time.monotonic() - began, children_cpu_s() - cpu_began
-            texts = [file.seek(0) or file.read().decode() for file in (out, err)]
-        return Run(took_s, cpu_s, peak_mb, texts[0], texts[1], process.returncode)
+            return Run(took_s, cpu_s, peak_mb, written_to(out), written_to(err), process.returncode)
 
     @contextmanager
     def bookkeeper(self) -> Iterator[None]:
@@ -226,11 +226,18 @@ def outcome(job: str) -> OutcomeRow:
     )
 
 
+def written_to(file: IO[bytes]) -> str:
+    """All that a file holds."""
+    file.seek(0)
+    return file.read().decode()
+
+
 def flow(site: Site, database: Database, count: int) -> set[str]:
     """Take messages off the queue and write their outcomes until `count` jobs have ended; their ids."""
     done: set[str] = set()
     while len(done) < count:
-        messages = [message for key in keys.ready(MODEL) for message in site.client.rpop(key, CHUNK) or ()]  # type: ignore[union-attr]
+        popped: list[Any] = [site.client.rpop(key, CHUNK) or [] for key in keys.ready(MODEL)]
+        messages = [message for some in popped for message in some]
         jobs = [queues.task_id(json.loads(message)).rpartition(".")[0] for message in messages]
         record_outcomes(database, [outcome(job) for job in jobs])
         done.update(jobs)

@@ -50,8 +50,8 @@ def main() -> int:
     parser.add_argument("--tokens", type=int, default=48, help="of each of the two prompts' answers")
     tokens = parser.parse_args().tokens
     torch.set_num_threads(1)
-    transformers_logging.set_verbosity_error()
-    transformers_logging.disable_progress_bar()
+    transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     print("| drafter | tokens per round | drafting, share of the time | drafts accepted whole | gain at most |")
     print("|---|---|---|---|---|")
     with ExitStack() as stack:
