@@ -18,6 +18,8 @@ from urllib.parse import urlsplit
 
 import pytest
 import redis
+from celery.exceptions import WorkerShutdown
+from celery.worker import state
 
 from benchmarks.link_simulator import LinkShape, LinkSimulator
 from tasks import keys, results
@@ -30,6 +32,7 @@ from tasks.results import Started
 from tasks.settings import TaskSettings
 from tests.integration.fake_engine import AUTHKEY, HEAD, MODEL, FakeEngine
 from workers.head.channel import private_address
+from workers.head.front_fetch import Taker, connection_class
 from workers.head.front_settlements import Settlements
 from workers.head.fronts import END_S, Fronts, concurrency, spread
 from workers.settings import HeadSettings
@@ -265,6 +268,15 @@ def test_a_killed_fronts_jobs_come_again_and_end_once(server: Queue) -> None:
         assert victim not in it.fronts.pids()
     assert set(server.outcomes().values()) == {1}
     assert len(it.engine.delivered) == 16
+
+
+def test_a_front_that_is_to_end_does_not_wait_for_a_queue_server_that_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    connection = connection_class(Taker(redis.Redis(), HEAD, Settlements(redis.Redis(), HEAD, lambda: None)))
+    monkeypatch.setattr(state, "should_stop", 0)
+    began = time.monotonic()
+    with pytest.raises(WorkerShutdown):
+        connection("redis://127.0.0.1:1/0")._ensure_connection()
+    assert time.monotonic() - began < 5
 
 
 def test_fronts_end_with_a_killed_engine_and_their_messages_go_back(server: Queue) -> None:

@@ -40,6 +40,7 @@ from workers.head.front_fetch import Taker, connection_class
 from workers.head.front_leases import Leases
 from workers.head.front_settings import FrontSettings
 from workers.head.front_settlements import Settlements
+from workers.head.fronts import END_S
 
 logger = logging.getLogger(__name__)
 
@@ -88,6 +89,10 @@ class Front:
         state.should_stop = 0
         # not from here: a signal may have come while its thread held the loop's lock
         threading.Thread(target=self._gate.wake, daemon=True).start()
+        # Celery may wait for a queue server that never comes back; what a front holds comes again by itself
+        last_resort = threading.Timer(self._settings.grace_s + END_S, os._exit, (1,))
+        last_resort.daemon = True
+        last_resort.start()
 
     def begin_grace(self) -> None:
         """Hand back what still runs when the grace period is over."""

@@ -18,6 +18,7 @@ from time import monotonic
 from typing import Any
 
 import redis
+from celery.worker.state import maybe_shutdown
 from kombu.connection import Connection
 from kombu.transport import redis as transport
 from redis.exceptions import NoScriptError
@@ -115,12 +116,15 @@ def connection_class(taker: Taker) -> type[Connection]:
             interval_start: float = RECONNECT_S,
             interval_step: float = 0,
             interval_max: float = RECONNECT_S,
+            callback: Any = None,
             *others: Any,
             **options: Any,
         ) -> Any:
             first, longest = min(interval_start, RECONNECT_S), min(interval_max, RECONNECT_S)
             ensure: Any = super()._ensure_connection
-            return ensure(errback, max_retries, first, interval_step, longest, *others, **options)
+            # Celery's heartbeat gives none, and would wait for the server although the front is to end
+            callback = callback or maybe_shutdown
+            return ensure(errback, max_retries, first, interval_step, longest, callback, *others, **options)
 
     return FetchingConnection
 
