@@ -68,7 +68,10 @@ def test_a_second_head_under_the_same_id_is_refused(client: redis.Redis) -> None
 def test_the_presence_of_a_dead_head_is_waited_out(client: redis.Redis) -> None:
     Presence(client, IDENTITY, idle, beat_s=1000)  # never beats again
     client.pexpire(keys.head("head"), 500)
-    Presence(client, IDENTITY, idle).close()
+    successor = Presence(client, IDENTITY, idle)
+    assert client.pttl(keys.head("head")) > 500  # its own beat, not what was left of the dead one's
+    successor.close()
+    assert not client.exists(keys.head("head"))
 
 
 def test_what_an_earlier_process_left_unacknowledged_goes_back_to_the_queue(client: redis.Redis) -> None:

@@ -163,8 +163,10 @@ def test_a_repeated_line_or_custom_id_writes_nothing_of_its_chunk(db: Database) 
 
 
 def test_a_custom_id_may_stand_in_several_batches(db: Database) -> None:
-    submit(db, NewBatch("hash"))
-    submit(db, NewBatch("hash"))
+    first, second = submit(db, NewBatch("hash")), submit(db, NewBatch("hash"))
+    ids = [[job.custom_id for job in iterate_results(db, batch.id)] for batch in (first, second)]
+    assert ids[0] == ids[1] != []
+    assert first.id != second.id
 
 
 def test_a_batch_is_found_by_id_prefix_or_name(db: Database) -> None:

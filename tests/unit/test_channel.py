@@ -302,3 +302,4 @@ def test_closing_twice_is_fine() -> None:
         server = EngineServer(address, KEY, lambda task, suspect: None)
         server.close()
         server.close()
+        assert not Path(address).exists()

@@ -82,8 +82,10 @@ def test_slots_do_not_see_each_other_and_a_new_generation_forgets() -> None:
 
 
 def test_ending_a_slot_that_never_drafted_is_fine() -> None:
-    NgramDrafter().end(5)
-    NoDrafter().end(5)
+    for drafter in (NgramDrafter(), NoDrafter()):
+        drafter.end(5)
+        drafter.begin(5)
+        assert drafter.propose([row([1, 2], slot=5)]) == [NOTHING]
 
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=40), st.data())
