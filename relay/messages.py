@@ -53,6 +53,39 @@ class Sampling:
     min_p: float
     #: signed 64 bit
     seed: int
+    #: logits of tokens that the prompt or the output holds are divided by it, or multiplied where negative; 1.0 is off
+    repetition_penalty: float = 1.0
+    #: taken from the logits of tokens that the output holds
+    presence_penalty: float = 0.0
+    #: taken from the logit of a token once for each time the output holds it
+    frequency_penalty: float = 0.0
+    #: (token id, what is added to its logit)
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    #: token ids that may not be chosen at absolute positions below `free_from`
+    barred: tuple[int, ...] = ()
+    free_from: int = 0
+    #: likeliest tokens wanted with their log probabilities, beside the chosen one's; None wants none at all
+    logprobs: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """A job's tokens so far, for samplings whose penalties count them."""
+
+    prompt: tuple[int, ...]
+    #: committed tokens
+    output: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Natural log probabilities at one position, of the model's own logits before any processor."""
+
+    #: of the committed token
+    chosen: float
+    #: the likeliest tokens, best first, and theirs
+    top: tuple[int, ...]
+    top_logprobs: tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +158,8 @@ class Prefill:
     copy: Copy | None
     #: [tokens, hidden]
     hidden: Tensor
+    #: with a last chunk, if the sampling has penalties
+    history: History | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +208,8 @@ class Accepted:
     round: int
     accepted: int
     tokens: tuple[int, ...]
+    #: one for each of `tokens`, if the sampling asks for them
+    logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 class VoidReason(StrEnum):

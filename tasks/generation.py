@@ -16,6 +16,14 @@ DEFAULT_MAX_TOKENS = 512
 
 
 @dataclass(frozen=True, slots=True)
+class TokenBias:
+    """What is added to one token's logit."""
+
+    token: int
+    bias: float
+
+
+@dataclass(frozen=True, slots=True)
 class GenerationRequest:
     """What to generate. Exactly one of `prompt` and `messages` is set (checked at submission)."""
 
@@ -36,6 +44,20 @@ class GenerationRequest:
     #: the text ends before the first of these
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
+    #: completions wanted; completion i draws its tokens with a seed derived from `seed` and i, the first with `seed`
+    n: int = 1
+    #: 1.0 = off
+    repetition_penalty: float = 1.0
+    #: 0.0 = off
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[TokenBias, ...] = ()
+    #: no end-of-sequence token, stop token or stop string ends the text before it has so many tokens
+    min_tokens: int = 0
+    #: tokens that end the text as an end-of-sequence token does
+    stop_token_ids: tuple[int, ...] = ()
+    #: likeliest tokens wanted at each position with their log probabilities; None wants no log probabilities
+    logprobs: int | None = None
 
     def to_json(self) -> dict[str, Any]:
         """This request as plain JSON values."""
@@ -128,6 +150,36 @@ class Metrics:
 
 
 @dataclass(frozen=True, slots=True)
+class Alternative:
+    """A token that could stand at a position."""
+
+    token: int
+    #: decoded by itself, and its bytes: a token may hold a part of a character
+    text: str
+    bytes: tuple[int, ...]
+    logprob: float
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """The log probabilities at one position of a completion."""
+
+    chosen: Alternative
+    #: likeliest first
+    top: tuple[Alternative, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One more completion of a job that asked for several."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason
+    logprobs: tuple[TokenLogprob, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Outcome:
     """The end of one attempt: a text with figures, a failure, or a stop. Travels on the results stream."""
 
@@ -145,6 +197,10 @@ class Outcome:
     metrics: Metrics | None
     #: the database wanted the job to end here; `text` is what there was by then, None for none
     stopped: StopReason | None = None
+    #: one for each of `token_ids`, if the request asked for them
+    logprobs: tuple[TokenLogprob, ...] = ()
+    #: completions 2 to n of a request for several; `text`, `token_ids` and `finish_reason` are the first one's
+    choices: tuple[Choice, ...] = ()
 
     @property
     def task_id(self) -> str:
