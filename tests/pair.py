@@ -47,8 +47,8 @@ class Halves:
     prompts: PromptReader
 
     @classmethod
-    def load(cls, directory: Path, split: int, *, slots: int, max_length: int) -> Halves:
-        sizes = {"slots": slots, "max_length": max_length, "max_query": MAX_QUERY}
+    def load(cls, directory: Path, split: int, *, slots: int, max_length: int, graphs: bool = False) -> Halves:
+        sizes = {"slots": slots, "max_length": max_length, "max_query": MAX_QUERY, "graphs": graphs}
         head = load_head(directory, split, **sizes)
         prompts = PromptReader(
             tokenizer=load_tokenizer(directory),

@@ -21,7 +21,7 @@ from workers.engine import checkpoint
 from workers.engine.attention import GROUPED, register_grouped_attention
 from workers.engine.checkpoint import EMBEDDING, LM_HEAD
 from workers.engine.families import Family, family_of, shorten
-from workers.engine.shard import Capacity, HeadShard, TailShard, WholeModel
+from workers.engine.shard import Capacity, HeadShard, Mode, TailShard, WholeModel
 from workers.errors import ModelDamaged, ModelNotFound, ModelUnsupported, SplitInvalid
 
 Attention = Literal["sdpa", "eager"]
@@ -41,15 +41,18 @@ def load_head(
     max_length: int,
     max_query: int,
     attention: Attention | None = None,
+    graphs: bool = False,
+    exact: bool = False,
 ) -> HeadShard:
     """Embeddings and layers [0, split). Errors: ModelNotFound, ModelUnsupported, ModelDamaged, SplitInvalid.
 
-    `attention` None takes the fastest implementation that is right for the family.
+    `attention` None takes the fastest implementation that is right for the family. `graphs` records computations once
+    per shape; `exact` see `Mode`.
     """
-    plan = _plan(directory, dtype, device, Capacity(slots, max_length, max_query), attention)
+    plan = _plan(directory, dtype, device, Capacity(slots, max_length, max_query), attention, Mode(graphs, exact))
     check_split(split, plan.config.num_hidden_layers)
     base, short = _load_base(plan, 0, split, embeddings=True, final_norm=False)
-    return HeadShard(base, short, plan.family, plan.capacity, eager=plan.eager)
+    return HeadShard(base, short, plan.family, plan.capacity, eager=plan.eager, mode=plan.mode)
 
 
 def load_tail(
@@ -62,14 +65,16 @@ def load_tail(
     max_length: int,
     max_query: int,
     attention: Attention | None = None,
+    graphs: bool = False,
+    exact: bool = False,
 ) -> TailShard:
     """Layers [split, L), final norm and LM head; no embeddings, unless tied ones serve as LM head."""
-    plan = _plan(directory, dtype, device, Capacity(slots, max_length, max_query), attention)
+    plan = _plan(directory, dtype, device, Capacity(slots, max_length, max_query), attention, Mode(graphs, exact))
     check_split(split, plan.config.num_hidden_layers)
     base, short = _load_base(plan, split, plan.config.num_hidden_layers, embeddings=False, final_norm=True)
     if plan.family.embedding_scale is not None:
         setattr(base, plan.family.embedding_scale, 1.0)
-    return TailShard(base, _load_lm_head(plan, None), short, plan.family, plan.capacity, eager=plan.eager)
+    return TailShard(base, _load_lm_head(plan, None), short, plan.family, plan.capacity, eager=plan.eager, mode=plan.mode)
 
 
 def load_whole(
@@ -81,12 +86,14 @@ def load_whole(
     max_length: int,
     max_query: int,
     attention: Attention | None = None,
+    graphs: bool = False,
+    exact: bool = False,
 ) -> WholeModel:
     """All layers with embeddings and LM head: a drafter, or a model that fits one machine."""
-    plan = _plan(directory, dtype, device, Capacity(slots, max_length, max_query), attention)
+    plan = _plan(directory, dtype, device, Capacity(slots, max_length, max_query), attention, Mode(graphs, exact))
     base, short = _load_base(plan, 0, plan.config.num_hidden_layers, embeddings=True, final_norm=True)
     lm_head = _load_lm_head(plan, base.get_parameter(EMBEDDING))
-    return WholeModel(base, lm_head, short, plan.family, plan.capacity, eager=plan.eager)
+    return WholeModel(base, lm_head, short, plan.family, plan.capacity, eager=plan.eager, mode=plan.mode)
 
 
 def load_config(directory: Path | str) -> PreTrainedConfig:
@@ -133,6 +140,7 @@ class _Plan:
     device: torch.device
     capacity: Capacity
     eager: bool
+    mode: Mode
 
 
 def _plan(
@@ -141,6 +149,7 @@ def _plan(
     device: torch.device | str,
     capacity: Capacity,
     attention: Attention | None,
+    mode: Mode,
 ) -> _Plan:
     config = load_config(directory)
     family = family_of(config.model_type)
@@ -155,6 +164,7 @@ def _plan(
         device=torch.device(device),
         capacity=capacity,
         eager=_eager(config, family, attention),
+        mode=mode,
     )
 
 

@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from relay.messages import Sampling
 from workers.engine.attention import masks_by_layer_type
+from workers.engine.drafting import draft_recorded
 from workers.engine.families import Family, MaskStyle, mask_windows, transform_logits
+from workers.engine.graphs import Bucket, Graphs, bucket_of, recorder_for
 from workers.engine.kvcache import RowsOfCache, SlotCache
+
+if TYPE_CHECKING:
+    from workers.engine.decoder import Decoder
+
+#: compute capability from which Triton's products use tensor cores
+FUSED_FROM = (8, 0)
 
 
 @dataclass(frozen=True)
@@ -24,6 +34,16 @@ class Capacity:
     max_length: int
     #: most tokens per row in one forward; also the positions kept free behind `max_length` for padding
     max_query: int
+
+
+@dataclass(frozen=True)
+class Mode:
+    """How a half computes; its results are the same but for rounding."""
+
+    #: record computations once per shape and replay them
+    graphs: bool = False
+    #: a token's bits depend on nothing but the tokens before it
+    exact: bool = False
 
 
 class Half:
@@ -43,8 +63,9 @@ class Half:
         capacity: Capacity,
         *,
         eager: bool,
+        mode: Mode,
     ) -> None:
-        """`base` is a base model of the shortened `config`, with its weights."""
+        """`base` is a base model of the shortened `config`, with its weights; `eager` its attention."""
         self.config = config
         self.hidden_size: int = config.hidden_size
         self.vocab_size: int = config.vocab_size
@@ -71,6 +92,8 @@ class Half:
             dtype=self.dtype,
             device=self.device,
         )
+        self._graphs = Graphs(recorder_for(self.device)) if mode.graphs else None
+        self._decoder = make_decoder(base, config, self._cache, mode)
 
     @property
     def num_weight_bytes(self) -> int:
@@ -90,35 +113,78 @@ class Half:
         """Clear a slot that saw non-finite values before it is used again."""
         self._cache.zero_slot(slot)
 
-    def _run(self, inputs: dict[str, Tensor], slots: Tensor, starts: Tensor) -> Tensor:
-        """Feed tokens or hidden states [rows, query, ...] through the layers: [rows, query, hidden]."""
-        (tensor,) = inputs.values()
-        query = tensor.shape[1]
-        length = int(starts.max()) + query
-        if length > self._cache.capacity:
-            raise ValueError(f"position {length} is beyond the cache's {self._cache.capacity}")
+    @property
+    def graphs(self) -> Graphs | None:
+        """The half's recorded computations; None where forwards run as they come."""
+        return self._graphs
+
+    def bucket(self, rows: int, query: int, longest: int) -> Bucket:
+        """The shape in which a forward of so many rows runs; `longest` is the end of the longest one."""
+        return bucket_of(rows, query, longest, max_query=self.max_query, capacity=self._cache.capacity)
+
+    def run(self, inputs: Tensor, slots: Tensor, starts: Tensor, longest: int) -> Tensor:
+        """Feed tokens [rows, query] or hidden states [rows, query, hidden] through the layers: [rows, query, hidden].
+
+        Everything on the half's device, nothing read back. `starts[r]` + query is `longest` at most.
+        """
+        if longest > self._cache.capacity:
+            raise ValueError(f"position {longest} is beyond the cache's {self._cache.capacity}")
+        if self._decoder is not None:
+            return self._decoder.forward(inputs, slots, starts, longest)
+        query = inputs.shape[1]
         positions = starts[:, None] + torch.arange(query, device=self.device)
         # grouped attention stands the queries of a group behind each other
         seen_from = positions if self._eager else positions.repeat(1, self._group)
-        masks = masks_by_layer_type(seen_from, length, self._windows, dtype=self.dtype, eager=self._eager)
+        masks = masks_by_layer_type(seen_from, longest, self._windows, dtype=self.dtype, eager=self._eager)
         arguments: dict[str, Any] = {
-            **inputs,
+            "input_ids" if inputs.dim() == 2 else "inputs_embeds": inputs,
             "position_ids": positions,
             "attention_mask": masks if self._family.masks is MaskStyle.BY_LAYER_TYPE else masks["all"],
-            self._cache_argument: RowsOfCache(self._cache, slots, positions, length),
+            self._cache_argument: RowsOfCache(self._cache, slots, positions, longest),
             "use_cache": True,
         }
         hidden: Tensor = self._base(**arguments).last_hidden_state
         return hidden
 
+    @torch.inference_mode()
+    def forward(self, inputs: Tensor, slots: Tensor, starts: Tensor) -> Tensor:
+        """What a half makes of rows of inputs: token ids [rows, query], or hidden states [rows, query, hidden] of the
+        cut, to hidden states [rows, query, hidden] of the cut, or after the final norm.
+
+        `inputs`, `slots` and `starts` may lie on any device; best on the CPU, where reading them waits for nothing.
+        Where computations are recorded the result is good until the next forward.
+        """
+        longest = int(starts.max()) + inputs.shape[1]
+        if self._graphs is None:
+            return self.run(inputs.to(self.device), slots.to(self.device), starts.to(self.device), longest)
+        rows, query = inputs.shape[:2]
+        bucket = self.bucket(rows, query, longest)
+        graph = self._graphs.get(
+            ("forward", bucket),
+            lambda: self.padding(bucket, inputs),
+            lambda inputs, slots, starts: {"hidden": self.run(inputs, slots, starts, bucket.longest)},
+        )
+        outputs = graph.run(
+            inputs=_wider(inputs, bucket.query), slots=self.with_scratch(slots, bucket), starts=starts
+        )
+        return outputs["hidden"][:rows, :query]
+
+    def with_scratch(self, slots: Tensor, bucket: Bucket) -> Tensor:
+        """The slots of all rows of the bucket: the ones that nobody needs use the scratch slot."""
+        return torch.nn.functional.pad(slots, (0, bucket.rows - len(slots)), value=self.scratch_slot)
+
+    def padding(self, bucket: Bucket, inputs: Tensor) -> dict[str, Tensor]:
+        """Buffers of a bucket, for inputs of this kind; every row in the scratch slot."""
+        shape, kind = (bucket.rows, bucket.query, *inputs.shape[2:]), inputs.dtype
+        return {
+            "inputs": torch.zeros(shape, dtype=kind, device=self.device),
+            "slots": torch.full((bucket.rows,), self.scratch_slot, device=self.device),
+            "starts": torch.zeros(bucket.rows, dtype=torch.int64, device=self.device),
+        }
+
 
 class HeadShard(Half):
-    """Embeddings and layers [0, split)."""
-
-    @torch.inference_mode()
-    def forward(self, tokens: Tensor, slots: Tensor, starts: Tensor) -> Tensor:
-        """Token ids [rows, query] to hidden states [rows, query, hidden] at the cut."""
-        return self._run({"input_ids": tokens}, slots, starts)
+    """Embeddings and layers [0, split): token ids to hidden states at the cut."""
 
 
 class _WithLMHead(Half):
@@ -133,8 +199,9 @@ class _WithLMHead(Half):
         capacity: Capacity,
         *,
         eager: bool,
+        mode: Mode,
     ) -> None:
-        super().__init__(base, config, family, capacity, eager=eager)
+        super().__init__(base, config, family, capacity, eager=eager, mode=mode)
         self._lm_head = lm_head
 
     def _weights(self) -> list[Tensor]:
@@ -142,28 +209,59 @@ class _WithLMHead(Half):
         tied = any(weight.data_ptr() == self._lm_head.weight.data_ptr() for weight in weights)
         return weights if tied else [*weights, self._lm_head.weight]
 
+    def raw_logits(self, hidden: Tensor) -> Tensor:
+        """Normed hidden states [n, hidden] to logits [n, vocab] in the half's dtype, with the model's own transform."""
+        if self._decoder is not None:
+            return self._decoder.project(hidden, self._lm_head.weight)
+        return transform_logits(self._lm_head(hidden), self._family, self.config)
+
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
-        """Normed hidden states [n, hidden] to float32 logits [n, vocab], with the model's own transform."""
-        return transform_logits(self._lm_head(hidden), self._family, self.config).float()
+        """`raw_logits` in float32."""
+        return self.raw_logits(hidden).float()
 
 
 class TailShard(_WithLMHead):
-    """Layers [split, L), final norm and LM head."""
-
-    @torch.inference_mode()
-    def forward(self, hidden: Tensor, slots: Tensor, starts: Tensor) -> Tensor:
-        """Hidden states [rows, query, hidden] at the cut to hidden states after the final norm."""
-        return self._run({"inputs_embeds": hidden}, slots, starts)
+    """Layers [split, L), final norm and LM head: hidden states at the cut to hidden states after the final norm."""
 
 
 class WholeModel(_WithLMHead):
     """All layers in one piece: a drafter, or a model that fits one machine."""
 
     @torch.inference_mode()
-    def forward(self, tokens: Tensor, slots: Tensor, starts: Tensor) -> Tensor:
-        """Token ids [rows, query] to hidden states [rows, query, hidden] after the final norm."""
-        return self._run({"input_ids": tokens}, slots, starts)
+    def draft(
+        self,
+        pairs: Sequence[Sequence[int]],
+        slots: Sequence[int],
+        starts: Sequence[int],
+        rows: Sequence[Sampling],
+        *,
+        steps: int,
+        num_tokens: int,
+    ) -> tuple[Tensor, Tensor] | None:
+        """The loop of a draft as one computation, see `workers.engine.drafting.draft_recorded`; None if not recorded."""
+        if self._graphs is None:
+            return None
+        return draft_recorded(self, self._graphs, pairs, slots, starts, rows, steps=steps, num_tokens=num_tokens)
+
+
+def _wider(rows: Tensor, query: int) -> Tensor:
+    """[rows, …] to [rows, query, …], zeros behind each row's own part."""
+    if rows.shape[1] == query:
+        return rows
+    wider = rows.new_zeros(len(rows), query, *rows.shape[2:])
+    wider[:, : rows.shape[1]] = rows
+    return wider
+
+
+def make_decoder(base: PreTrainedModel, config: PreTrainedConfig, cache: SlotCache, mode: Mode) -> Decoder | None:
+    """Fused layers for a GPU that has tensor cores for them, and a model that they fit; else None."""
+    device = cache.keys.device
+    if not (mode.graphs or mode.exact) or device.type != "cuda" or torch.cuda.get_device_capability(device) < FUSED_FROM:
+        return None
+    from workers.engine.decoder import Decoder, fits  # only machines with a GPU have Triton
+
+    return Decoder(base, config, cache, exact=mode.exact) if fits(base, config) else None
 
 
 def head_dim(config: PreTrainedConfig) -> int:

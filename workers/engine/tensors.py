@@ -73,6 +73,19 @@ def pad_rows(packed: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
 
 def pack_rows(padded: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
     """[rows, query, …] → [sum(counts), …]: each row's first `counts[row]` entries."""
-    lengths = torch.as_tensor(counts, device=padded.device)
-    kept = torch.arange(padded.shape[1], device=padded.device) < lengths[:, None]
-    return padded[kept]
+    places = torch.tensor(packed_places(counts, padded.shape[1]), device=padded.device)
+    return padded.flatten(0, 1).index_select(0, places)
+
+
+def packed_places(counts: Sequence[int], query: int) -> list[int]:
+    """Where packed entries stand among padded rows of `query` entries."""
+    return [row * query + place for row, count in enumerate(counts) for place in range(count)]
+
+
+def padded_places(counts: Sequence[int], query: int) -> list[int]:
+    """Where the entries of padded rows stand among packed ones; behind a row's own, the first of all."""
+    places, begin = [], 0
+    for count in counts:
+        places += [*range(begin, begin + count), *[0] * (query - count)]
+        begin += count
+    return places

@@ -22,15 +22,10 @@ class HeadForward:
 
     def run(self, fed: Sequence[Sequence[int]], slots: Sequence[int], starts: Sequence[int]) -> Tensor:
         """The packed hidden states [sum of the rows' tokens, hidden] of rows that begin at `starts`."""
-        device = self._shard.device
         counts = [len(tokens) for tokens in fed]
         query = max(counts)
         padded = [[*tokens, *[0] * (query - len(tokens))] for tokens in fed]
-        hidden = self._shard.forward(
-            torch.as_tensor(padded, device=device),
-            torch.as_tensor(slots, device=device),
-            torch.as_tensor(starts, device=device),
-        )
+        hidden = self._shard.forward(torch.tensor(padded), torch.tensor(slots), torch.tensor(starts))
         return to_wire(pack_rows(hidden, counts), self._wire_dtype)
 
     def copy_slot(self, source: int, destination: int, length: int) -> None:

@@ -12,8 +12,8 @@ import torch
 from relay.messages import Accepted, Draft, Prefill, Release, Round, Sampling, Verdict, Void, VoidReason
 from workers.engine.sampling import SamplingRows, choose
 from workers.engine.shard import TailShard
-from workers.engine.tensors import from_wire, pack_rows, pad_rows
-from workers.engine.verify import verify
+from workers.engine.tensors import from_wire
+from workers.engine.verification import VerifyRows, verify_rows
 from workers.errors import OutOfMemory
 from workers.memory import free_unused, memory_watched
 from workers.tail.slots import SlotTable, void
@@ -124,23 +124,19 @@ class TailEngine:
     def _verify(self, fresh: Sequence[_Fresh]) -> list[Accepted | Void]:
         """Run rows through the half and judge their drafts."""
         rows = [row for row, _ in fresh]
-        counts = [1 + len(row.draft) for row in rows]
-        hidden = pad_rows(torch.cat([part for _, part in fresh]), counts)
-        output = self._forward(hidden, [row.slot for row in rows], [row.position for row in rows])
-        logits = self._shard.logits(pack_rows(output, counts))  # [sum(counts), vocab]
-        finite = [bool(part.all()) for part in torch.split(torch.isfinite(logits).all(dim=-1).cpu(), counts)]
-        samplings = [self._sampling(row) for row, count in zip(rows, counts, strict=True) for _ in range(count)]
-        positions = [row.position + 1 + i for row, n in zip(rows, counts, strict=True) for i in range(n)]
-        choices = pad_rows(self._choose(logits, samplings, positions), counts)  # [rows, K + 1]
-        drafts = torch.zeros_like(choices[:, 1:])
-        for index, row in enumerate(rows):
-            drafts[index, : len(row.draft)] = torch.as_tensor(row.draft, dtype=drafts.dtype)
-        lengths = torch.as_tensor(counts, device=choices.device) - 1
-        accepted = verify(choices, drafts, lengths)
-        following = choices.gather(1, accepted[:, None])[:, 0].tolist()
+        work = VerifyRows(
+            hidden=torch.cat([part for _, part in fresh]),
+            slots=[row.slot for row in rows],
+            starts=[row.position for row in rows],
+            drafts=[row.draft for row in rows],
+            samplings=[self._sampling(row) for row in rows],
+        )
+        verified = verify_rows(self._shard, work)
         return [
             self._table.verified(row, num, token) if is_finite else self._spoil(row, VoidReason.NON_FINITE)
-            for row, num, token, is_finite in zip(rows, accepted.tolist(), following, finite, strict=True)
+            for row, num, token, is_finite in zip(
+                rows, verified.accepted, verified.following, verified.finite, strict=True
+            )
         ]
 
     def _spoil(self, row: Prefill | Draft, reason: VoidReason) -> Void:
@@ -159,10 +155,7 @@ class TailEngine:
         return choose(logits, rows, torch.as_tensor(positions, device=device))
 
     def _forward(self, hidden: torch.Tensor, slots: list[int], starts: list[int]) -> torch.Tensor:
-        device = self._shard.device
-        return self._shard.forward(
-            hidden, torch.as_tensor(slots, device=device), torch.as_tensor(starts, device=device)
-        )
+        return self._shard.forward(hidden, torch.tensor(slots), torch.tensor(starts))
 
     def _hidden(self, frame: Prefill | Round) -> torch.Tensor:
         return from_wire(frame.hidden, dtype=self._shard.dtype, device=self._shard.device)

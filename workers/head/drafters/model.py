@@ -35,6 +35,18 @@ class DraftModel(Protocol):
     def zero_slot(self, slot: int) -> None:
         """Clear a slot's cache."""
 
+    def draft(
+        self,
+        pairs: Sequence[Sequence[int]],
+        slots: Sequence[int],
+        starts: Sequence[int],
+        rows: Sequence[Sampling],
+        *,
+        steps: int,
+        num_tokens: int,
+    ) -> tuple[Tensor, Tensor] | None:
+        """The whole loop at once, where that is recorded; see `workers.engine.drafting.draft_recorded`."""
+
 
 @dataclass(slots=True)
 class _Cached:
@@ -152,6 +164,24 @@ class ModelDrafter:
 
     def _draft(self, rows: Sequence[DraftRow], limits: Sequence[int]) -> list[Proposal]:
         """Draft for rows ordered by falling limit, whose caches end in front of their last two tokens."""
+        steps = self._draft_at_once(rows, limits[0]) or self._draft_by_steps(rows, limits)
+        return self._collect(rows, limits, steps)
+
+    def _draft_at_once(self, rows: Sequence[DraftRow], most: int) -> list[_Step]:
+        """Every row drafts as many tokens as the longest: what nobody asked for is forgotten. Empty if not possible."""
+        pairs = [list(row.tokens[-2:]) for row in rows]
+        drafted = self._model.draft(
+            pairs,
+            [row.slot for row in rows],
+            [len(row.tokens) - len(pair) for row, pair in zip(rows, pairs, strict=True)],
+            [row.sampling for row in rows],
+            steps=most,
+            num_tokens=self._num_tokens,
+        )
+        return [] if drafted is None else [_Step(*step) for step in zip(*drafted, strict=True)]
+
+    def _draft_by_steps(self, rows: Sequence[DraftRow], limits: Sequence[int]) -> list[_Step]:
+        """Step by step, each only for the rows that still want a token."""
         slots = self._tensor([row.slot for row in rows])
         positions = self._tensor([len(row.tokens) for row in rows])
         sampling = SamplingRows.from_rows([row.sampling for row in rows], self._model.device)
@@ -164,7 +194,7 @@ class ModelDrafter:
             tokens, places = steps[-1].tokens[:count], positions[:count] + step
             hidden = self._model.forward(tokens.unsqueeze(1), slots[:count], places - 1)[:, 0]
             steps.append(self._choose(hidden, sampling, places))
-        return self._collect(rows, limits, steps)
+        return steps
 
     def _feed_last_two(self, rows: Sequence[DraftRow], slots: Tensor) -> Tensor:
         """Hidden states [rows, hidden] of the base tokens; a row of one token is padded behind it."""

@@ -1,0 +1,141 @@
+"""Computations recorded once per shape and replayed: a CUDA graph launches thousands of kernels as one.
+
+A recorded computation reads and writes buffers at fixed addresses, so a forward of any size is padded to the next
+recorded shape, its `Bucket`. Shapes are recorded when they are first needed; the ones not used for longest make room.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+#: recorded computations that one model keeps
+MOST_GRAPHS = 24
+#: query lengths that are recorded: a base token with 0, 1, 2, 4, 8, 16 drafted ones, and chunks of prompts
+QUERIES = (1, 2, 3, 5, 9, 17, 33, 64, 128, 256, 512)
+#: shortest cache length for which attention is recorded; the next ones are twice as long each
+SHORTEST = 1024
+#: runs before a recording, so that libraries and kernels have set themselves up
+_WARM_UPS = 2
+
+
+class Bucket(NamedTuple):
+    """A shape that is recorded."""
+
+    rows: int
+    query: int
+    #: no token stands at this cache position or beyond
+    longest: int
+
+
+def bucket_of(rows: int, query: int, longest: int, *, max_query: int, capacity: int) -> Bucket:
+    """The smallest recorded shape that holds a forward; `query` ≤ `max_query`, `longest` ≤ `capacity`."""
+    most = next((length for length in QUERIES if length >= query), max_query)
+    length = SHORTEST
+    while length < longest + most - query:
+        length *= 2
+    return Bucket(1 << (rows - 1).bit_length(), min(most, max_query), min(length, capacity))
+
+
+class Recorder(Protocol):
+    """How a computation is recorded."""
+
+    def record(self, compute: Callable[[], None]) -> Callable[[], None]:
+        """What replays `compute`; it may run it, too."""
+
+
+class CudaRecorder:
+    """Captures CUDA graphs that share one pool of memory: they never run at the same time."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def record(self, compute: Callable[[], None]) -> Callable[[], None]:
+        current, side = torch.cuda.current_stream(self._device), torch.cuda.Stream(self._device)
+        side.wait_stream(current)
+        with torch.cuda.stream(side):
+            for _ in range(_WARM_UPS):
+                compute()
+        current.wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        # other threads may use another device meanwhile
+        with torch.cuda.device(self._device), torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+            compute()
+        return graph.replay
+
+
+class NoRecorder:
+    """Runs the computation each time: the same padding and buffers where there is nothing to record."""
+
+    def record(self, compute: Callable[[], None]) -> Callable[[], None]:
+        return compute
+
+
+def recorder_for(device: torch.device) -> Recorder:
+    """The recorder of a device."""
+    return CudaRecorder(device) if device.type == "cuda" else NoRecorder()
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """A recorded computation and its buffers."""
+
+    inputs: Mapping[str, Tensor]
+    outputs: Mapping[str, Tensor]
+    replay: Callable[[], None]
+
+    def run(self, **values: Tensor) -> Mapping[str, Tensor]:
+        """Replay with these values, each of its buffer's shape or shorter in front; the outputs, until the next run.
+
+        What stands behind a shorter value is what it was.
+        """
+        for name, value in values.items():
+            buffer = self.inputs[name]
+            (buffer if len(value) == len(buffer) else buffer[: len(value)]).copy_(value, non_blocking=True)
+        self.replay()
+        return self.outputs
+
+
+class Graphs:
+    """The recorded computations of one model."""
+
+    def __init__(self, recorder: Recorder, most: int = MOST_GRAPHS) -> None:
+        self._recorder = recorder
+        self._most = most
+        self._graphs: OrderedDict[Hashable, Graph] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._graphs)
+
+    @torch.inference_mode()
+    def get(
+        self, key: Hashable, inputs: Callable[[], dict[str, Tensor]], compute: Callable[..., dict[str, Tensor]]
+    ) -> Graph:
+        """The computation of this key; recorded now, if it is not there, over what `inputs` makes.
+
+        `compute` takes the inputs by name and returns its outputs by name. It must not depend on values, only on
+        shapes, and its first runs happen on the inputs as they were made.
+        """
+        graph = self._graphs.get(key)
+        if graph is None:
+            while len(self._graphs) >= self._most:
+                self._graphs.popitem(last=False)
+            graph = self._graphs[key] = self._record(inputs(), compute)
+        self._graphs.move_to_end(key)
+        return graph
+
+    def _record(self, inputs: dict[str, Tensor], compute: Callable[..., dict[str, Tensor]]) -> Graph:
+        # one run outside shows the outputs' shapes; the pool's memory may be overwritten by other graphs' runs
+        outputs = {name: torch.empty_like(value) for name, value in compute(**inputs).items()}
+
+        def store() -> None:
+            for name, value in compute(**inputs).items():
+                outputs[name].copy_(value)
+
+        return Graph(inputs, outputs, self._recorder.record(store))

@@ -1,0 +1,381 @@
+"""Choosing tokens on a GPU: the rule of `workers.engine.sampling`, with shapes that depend on no value.
+
+Filters are thresholds: the k-th best score, the score at the nucleus' edge. They are found by halving the range of
+float32 bit patterns, at most 32 passes over a row, instead of sorting it. Rows without a filter skip that, greedy rows
+skip the noise.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from workers.engine.choosing import Chosen, Parameters
+
+#: as `workers.engine.sampling.MIN_TEMPERATURE`
+_MIN_TEMPERATURE = tl.constexpr(1e-6)
+#: token ids that a program looks at at once
+_BLOCK = 4096
+#: how far below the best score, which is a logit over the temperature, the edge of a filter is looked for first
+_REACH = 12.0
+#: and among how many tokens at most
+_MOST_KEPT = 4096
+
+_GAMMA = tl.constexpr(0x9E3779B97F4A7C15)
+_MIX64_A = tl.constexpr(0xBF58476D1CE4E5B9)
+_MIX64_B = tl.constexpr(0x94D049BB133111EB)
+_MIX32_A = tl.constexpr(0x7FEB352D)
+_MIX32_B = tl.constexpr(0x846CA68B)
+_BELOW_ONE = tl.constexpr(1.0 - 2.0**-24)
+
+
+@triton.jit
+def _mix64(value):
+    value = (value ^ (value >> 30)) * _MIX64_A
+    value = (value ^ (value >> 27)) * _MIX64_B
+    return value ^ (value >> 31)
+
+
+@triton.jit
+def _mix32(value):
+    value = (value ^ (value >> 16)) * _MIX32_A
+    value = (value ^ (value >> 15)) * _MIX32_B
+    return value ^ (value >> 16)
+
+
+@triton.jit
+def _gumbel(seed, position, ids):
+    """`workers.engine.noise.gumbel`: the same 32 bits, the logarithms within a few units in the last place."""
+    gamma = tl.full((), _GAMMA, tl.uint64)
+    key = _mix64(_mix64(seed.to(tl.uint64, bitcast=True) + gamma) + position.to(tl.uint64, bitcast=True) * gamma)
+    low = (key & 0xFFFFFFFF).to(tl.uint32)
+    high = (key >> 32).to(tl.uint32)
+    bits = _mix32(_mix32(ids.to(tl.uint32) ^ low) + high)
+    value = tl.minimum((bits.to(tl.float32) + 0.5) * (1.0 / 4294967296.0), _BELOW_ONE)
+    # log1p(-value): a series where the hardware's logarithm near 1 has lost its digits
+    series = value * (1.0 / 8)
+    series = value * (1.0 / 7 + series)
+    series = value * (1.0 / 6 + series)
+    series = value * (1.0 / 5 + series)
+    series = value * (1.0 / 4 + series)
+    series = value * (1.0 / 3 + series)
+    series = value * (1.0 / 2 + series)
+    series = value * (1.0 + series)
+    exponential = tl.where(value < 0.0625, series, -tl.log(1.0 - value))
+    return -tl.log(exponential)
+
+
+@triton.jit
+def _ordered(score):
+    """Integers in the order of the floats they are made of; -inf is far below every finite one."""
+    bits = score.to(tl.int32, bitcast=True)
+    return tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
+
+
+@triton.jit
+def _unordered(pattern):
+    """The float that `_ordered` made this integer of."""
+    return tl.where(pattern < 0, pattern ^ 0x7FFFFFFF, pattern).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _scores(logits_at, ids, num_tokens, temperature):
+    """A row's logits at `ids` over its temperature, -inf beyond the vocabulary."""
+    logit = tl.load(logits_at + ids, mask=ids < num_tokens, other=float("-inf"))
+    return logit.to(tl.float32) / temperature
+
+
+@triton.jit
+def _kth_best(scores_at, num, temperature, top_k, low, high, block: tl.constexpr):
+    """The highest pattern in [low, high] that at least `top_k` of `num` scores reach."""
+    lane = tl.arange(0, block)
+    while low < high:
+        middle = ((low.to(tl.int64) + high.to(tl.int64) + 1) >> 1).to(tl.int32)
+        count = tl.full((), 0, tl.int32)
+        for start in range(0, num, block):
+            count += tl.sum((_ordered(_scores(scores_at, start + lane, num, temperature)) >= middle).to(tl.int32))
+        if count >= top_k:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+@triton.jit
+def _mass(scores_at, num, temperature, best, above, block: tl.constexpr):
+    """The sum of exp(score - best) over the scores with patterns above `above`."""
+    lane = tl.arange(0, block)
+    mass = tl.full((), 0.0, tl.float32)
+    for start in range(0, num, block):
+        score = _scores(scores_at, start + lane, num, temperature)
+        mass += tl.sum(tl.where(_ordered(score) > above, tl.exp(score - best), 0.0))
+    return mass
+
+
+@triton.jit
+def _nucleus(scores_at, num, temperature, best, limit, low, high, block: tl.constexpr):
+    """The lowest pattern in [low, high] above which the scores have less mass than `limit`, and how many of those
+    that equal it the nucleus needs."""
+    while low < high:
+        middle = ((low.to(tl.int64) + high.to(tl.int64)) >> 1).to(tl.int32)
+        if _mass(scores_at, num, temperature, best, middle, block) < limit:
+            high = middle
+        else:
+            low = middle + 1
+    missing = limit - _mass(scores_at, num, temperature, best, low, block)
+    room = tl.ceil(missing / tl.exp(_unordered(low) - best))
+    return low, tl.maximum(tl.minimum(room, 2147483000.0), 1.0).to(tl.int32)
+
+
+@triton.jit
+def _first_tied(logits_at, num_tokens, temperature, edge, room, block: tl.constexpr):
+    """The lowest id of the `room` highest ones whose scores have the pattern `edge`; 0 if there are no more."""
+    lane = tl.arange(0, block)
+    left = tl.full((), 0, tl.int32)
+    right = left + num_tokens - 1
+    while left < right:
+        middle = (left + right + 1) >> 1
+        count = tl.full((), 0, tl.int32)
+        for start in range(0, num_tokens, block):
+            ids = start + lane
+            tied = (_ordered(_scores(logits_at, ids, num_tokens, temperature)) == edge) & (ids >= middle)
+            count += tl.sum(tied.to(tl.int32))
+        if count >= room:
+            left = middle
+        else:
+            right = middle - 1
+    return left
+
+
+@triton.jit
+def _cut(
+    logits_at,
+    temperature_at,
+    top_k_at,
+    top_p_at,
+    min_p_at,
+    kept_at,
+    threshold_at,
+    first_id_at,
+    stride,
+    num_tokens,
+    reach: tl.constexpr,
+    most_kept: tl.constexpr,
+    block: tl.constexpr,
+):
+    """The score below which a row's tokens fall out, and the lowest id that stays of those that equal it.
+
+    Nearly always the answer lies within `reach` of the best score, where few tokens are: these are collected, and the
+    range is halved over them. Else over the whole row.
+    """
+    row = tl.program_id(0)
+    logits_at += row.to(tl.int64) * stride
+    kept_at += row * most_kept
+    temperature = tl.load(temperature_at + row)
+    top_k = tl.load(top_k_at + row)
+    top_p = tl.load(top_p_at + row)
+    min_p = tl.load(min_p_at + row)
+    threshold = tl.full((), float("-inf"), tl.float32)
+    first_id = tl.full((), 0, tl.int32)
+    if (temperature > _MIN_TEMPERATURE) & ((top_k > 0) | (top_p < 1.0) | (min_p > 0.0)):
+        lane = tl.arange(0, block)
+        best = tl.full((), float("-inf"), tl.float32)
+        for start in range(0, num_tokens, block):
+            best = tl.maximum(best, tl.max(_scores(logits_at, start + lane, num_tokens, temperature)))
+        num_kept = tl.full((), 0, tl.int32)
+        kept_mass = tl.full((), 0.0, tl.float32)
+        all_mass = tl.full((), 0.0, tl.float32)
+        for start in range(0, num_tokens, block):
+            score = _scores(logits_at, start + lane, num_tokens, temperature)
+            chance = tl.exp(score - best)
+            stays = score >= best - reach
+            place = num_kept + tl.cumsum(stays.to(tl.int32), axis=0) - 1
+            tl.store(kept_at + place, score, mask=stays & (place < most_kept))
+            num_kept += tl.sum(stays.to(tl.int32))
+            kept_mass += tl.sum(tl.where(stays, chance, 0.0))
+            all_mass += tl.sum(chance)
+        tl.debug_barrier()  # the row's other threads read what was stored
+        high = _ordered(best)
+        low = _ordered(tl.full((), float("-inf"), tl.float32))
+        near = (num_kept <= most_kept) & ((top_k == 0) | (top_k <= num_kept))
+        # with top_k the mass is that of its tokens, which are all collected
+        near = near & ((top_p >= 1.0) | (top_k > 0) | (top_p * all_mass < kept_mass * 0.999))
+        floor = _ordered(best - reach)
+        if top_k > 0:
+            if near:
+                low = _kth_best(kept_at, num_kept, 1.0, top_k, floor, high, block)
+            else:
+                low = _kth_best(logits_at, num_tokens, temperature, top_k, low, high, block)
+        if top_p < 1.0:
+            room = tl.full((), 1, tl.int32)
+            if near:
+                mass = all_mass
+                if top_k > 0:
+                    mass = _mass(kept_at, num_kept, 1.0, best, low - 1, block)
+                low, room = _nucleus(kept_at, num_kept, 1.0, best, top_p * mass, tl.maximum(low, floor), high, block)
+            else:
+                mass = all_mass
+                if top_k > 0:
+                    mass = _mass(logits_at, num_tokens, temperature, best, low - 1, block)
+                low, room = _nucleus(logits_at, num_tokens, temperature, best, top_p * mass, low, high, block)
+            ties = tl.full((), 0, tl.int32)
+            for start in range(0, num_tokens, block):
+                ties += tl.sum((_ordered(_scores(logits_at, start + lane, num_tokens, temperature)) == low).to(tl.int32))
+            if ties > room:
+                first_id = _first_tied(logits_at, num_tokens, temperature, low, room, block)
+        threshold = _unordered(low)
+        if min_p > 0.0:
+            least = best + tl.log(min_p)
+            if least > threshold:
+                threshold = least
+                first_id = tl.full((), 0, tl.int32)
+    tl.store(threshold_at + row, threshold)
+    tl.store(first_id_at + row, first_id)
+
+
+@triton.jit
+def _choose_part(
+    logits_at,
+    temperature_at,
+    seed_at,
+    position_at,
+    threshold_at,
+    first_id_at,
+    best_at,
+    token_at,
+    peak_at,
+    mass_at,
+    stride,
+    num_tokens,
+    num_parts: tl.constexpr,
+    has_cuts: tl.constexpr,
+    block: tl.constexpr,
+):
+    """The best token of one part of one row's vocabulary; and peak and mass of its own logits."""
+    row = tl.program_id(0)
+    part = tl.program_id(1)
+    ids = part * block + tl.arange(0, block)
+    is_token = ids < num_tokens
+    temperature = tl.load(temperature_at + row)
+    logit = tl.load(logits_at + row.to(tl.int64) * stride + ids, mask=is_token, other=float("-inf")).to(tl.float32)
+    score = logit
+    if temperature > _MIN_TEMPERATURE:
+        score = logit / temperature
+        if has_cuts:
+            threshold = tl.load(threshold_at + row)
+            first_id = tl.load(first_id_at + row)
+            stays = (score > threshold) | ((score == threshold) & (ids >= first_id))
+            score = tl.where(stays, score, float("-inf"))
+        score += _gumbel(tl.load(seed_at + row), tl.load(position_at + row), ids)
+    score = tl.where(is_token, score, float("-inf"))
+    place = row * num_parts + part
+    best = tl.max(score, axis=0)
+    tl.store(best_at + place, best)
+    tl.store(token_at + place, tl.min(tl.where(score == best, ids, 2147483647), axis=0))
+    # a sum is no number if one of its parts is none; infinities are made so
+    broken = tl.sum(tl.where(is_token, logit - logit, 0.0), axis=0)
+    peak = tl.max(logit, axis=0)
+    tl.store(peak_at + place, peak)
+    tl.store(mass_at + place, tl.sum(tl.exp(logit - peak), axis=0) + broken)
+
+
+@triton.jit
+def _choose(
+    logits_at,
+    best_at,
+    token_at,
+    peak_at,
+    mass_at,
+    chosen_at,
+    confidence_at,
+    finite_at,
+    stride,
+    num_tokens,
+    num_parts: tl.constexpr,
+    block: tl.constexpr,
+):
+    row = tl.program_id(0)
+    part = tl.arange(0, block)
+    is_part = part < num_parts
+    place = row * num_parts + part
+    best = tl.load(best_at + place, mask=is_part, other=float("-inf"))
+    token = tl.load(token_at + place, mask=is_part, other=2147483647)
+    chosen = tl.min(tl.where(best == tl.max(best, axis=0), token, 2147483647), axis=0)
+    # rows of no numbers have no best token; the vocabulary's first keeps addresses inside it
+    chosen = tl.where(chosen < num_tokens, chosen, 0)
+    peak = tl.load(peak_at + place, mask=is_part, other=float("-inf"))
+    mass = tl.load(mass_at + place, mask=is_part, other=0.0)
+    top = tl.max(peak, axis=0)
+    total = tl.sum(tl.where(is_part, mass * tl.exp(peak - top), 0.0), axis=0)
+    logit = tl.load(logits_at + row.to(tl.int64) * stride + chosen).to(tl.float32)
+    confidence = tl.exp(logit - top) / total
+    tl.store(chosen_at + row, chosen.to(tl.int64))
+    tl.store(confidence_at + row, confidence)
+    tl.store(finite_at + row, confidence == confidence)
+
+
+def choose(logits: Tensor, rows: Parameters, positions: Tensor, *, num_tokens: int, cuts: bool) -> Chosen:
+    """`workers.engine.choosing.choose_rows` on a GPU."""
+    n, stride = logits.shape
+    device, num_parts = logits.device, triton.cdiv(num_tokens, _BLOCK)
+
+    def empty(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        return torch.empty(shape, dtype=dtype, device=device)
+
+    threshold, first_id = empty(n), empty(n, dtype=torch.int32)
+    if cuts:
+        _cut[(n,)](
+            logits,
+            rows.temperature,
+            rows.top_k,
+            rows.top_p,
+            rows.min_p,
+            empty(n, _MOST_KEPT),
+            threshold,
+            first_id,
+            stride,
+            num_tokens,
+            reach=_REACH,
+            most_kept=_MOST_KEPT,
+            block=_BLOCK,
+            num_warps=8,
+        )
+    best, token = empty(n, num_parts), empty(n, num_parts, dtype=torch.int32)
+    peak, mass = empty(n, num_parts), empty(n, num_parts)
+    _choose_part[(n, num_parts)](
+        logits,
+        rows.temperature,
+        rows.seed,
+        positions,
+        threshold,
+        first_id,
+        best,
+        token,
+        peak,
+        mass,
+        stride,
+        num_tokens,
+        num_parts=num_parts,
+        has_cuts=cuts,
+        block=_BLOCK,
+        num_warps=8,
+    )
+    result = Chosen(empty(n, dtype=torch.int64), empty(n), empty(n, dtype=torch.bool))
+    _choose[(n,)](
+        logits,
+        best,
+        token,
+        peak,
+        mass,
+        result.tokens,
+        result.confidence,
+        result.finite,
+        stride,
+        num_tokens,
+        num_parts=num_parts,
+        block=triton.next_power_of_2(num_parts),
+        num_warps=1,
+    )
+    return result
