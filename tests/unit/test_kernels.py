@@ -101,14 +101,14 @@ def test_norms_and_gates_of_many_tokens_are_torchs() -> None:
 
 
 class Rows:
-    """Three rows in slots of their own order over caches full of old values."""
+    """Two rows in slots of their own order over caches full of old values."""
 
-    def __init__(self, *, query: int, kv_heads: int = 2, group: int = 3, capacity: int = 700) -> None:
+    def __init__(self, *, query: int, kv_heads: int = 2, group: int = 3, capacity: int = 240) -> None:
         torch.manual_seed(query)
-        self.slots, self.starts = torch.tensor([3, 0, 2]), torch.tensor([0, 601, 257])
+        self.slots, self.starts = torch.tensor([3, 0]), torch.tensor([70, 0])
         self.keys = torch.randn(5, kv_heads, capacity, DIM)
         self.values = torch.randn(5, kv_heads, capacity, DIM)
-        self.query = torch.randn(3 * query, kv_heads * group, DIM)
+        self.query = torch.randn(2 * query, kv_heads * group, DIM)
         self.length, self.group = query, group
 
     def expected(self, window: int | None) -> Tensor:
@@ -126,8 +126,8 @@ class Rows:
         return torch.stack(results)
 
 
-@pytest.mark.parametrize("query", [1, 9, 30])
-@pytest.mark.parametrize("window", [None, 100])
+@pytest.mark.parametrize("query", [1, 30])
+@pytest.mark.parametrize("window", [None, 40])
 def test_every_query_sees_its_own_positions_of_its_own_slot(query: int, window: int | None) -> None:
     rows = Rows(query=query)
 
@@ -137,7 +137,7 @@ def test_every_query_sees_its_own_positions_of_its_own_slot(query: int, window: 
         rows.values,
         rows.slots,
         rows.starts,
-        longest=601 + query,
+        longest=70 + query,
         scale=DIM**-0.5,
         window=window,
     )
@@ -148,11 +148,11 @@ def test_every_query_sees_its_own_positions_of_its_own_slot(query: int, window: 
 @bits_matter
 def test_attention_does_not_notice_neighbours_nor_how_many_queries_come_together() -> None:
     rows = Rows(query=9)
-    settings = {"scale": DIM**-0.5, "window": None, "queries": 64, "piece": 256}
+    settings = {"scale": DIM**-0.5, "window": None, "queries": 64, "piece": 64}
 
-    together = kernels.attend(rows.query, rows.keys, rows.values, rows.slots, rows.starts, longest=700, **settings)
+    together = kernels.attend(rows.query, rows.keys, rows.values, rows.slots, rows.starts, longest=240, **settings)
     alone = []
-    for token in range(27):
+    for token in range(18):
         slot, start = rows.slots[token // 9, None], rows.starts[token // 9, None] + token % 9
         query, longest = rows.query[token, None], int(start) + 1
         alone.append(kernels.attend(query, rows.keys, rows.values, slot, start, longest=longest, **settings))
@@ -193,16 +193,16 @@ def test_queries_and_keys_are_turned_and_the_cache_is_written_where_the_rows_sta
 SETTINGS = [
     Sampling(temperature, top_k, top_p, min_p, seed)
     for seed, (temperature, top_k, top_p, min_p) in enumerate(
-        [(0.0, 0, 1.0, 0.0), (0.7, 0, 1.0, 0.0), (1.3, 5, 1.0, 0.0), (1.0, 0, 0.5, 0.0), (0.7, 50, 0.9, 0.1)] * 2
+        [(0.0, 0, 1.0, 0.0), (1.3, 5, 1.0, 0.0), (1.0, 0, 0.5, 0.0), (0.7, 50, 0.9, 0.1), (0.7, 0, 0.8, 0.0)]
     )
 ]
 
 
 def test_tokens_are_chosen_as_on_the_cpu() -> None:
     torch.manual_seed(6)
-    num_tokens = 4500
+    num_tokens = 4200
     logits = torch.randn(len(SETTINGS), num_tokens + 7) * 3
-    logits[:5] = (logits[:5] * 4).round() / 4  # ties, also at the nucleus' edge
+    logits[:4] = (logits[:4] * 4).round() / 4  # ties, also at the nucleus' edge
     positions = torch.randint(0, 1000, (len(SETTINGS),))
     device = logits.device
 

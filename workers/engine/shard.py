@@ -92,8 +92,10 @@ class Half:
             dtype=self.dtype,
             device=self.device,
         )
-        self._graphs = Graphs(recorder_for(self.device)) if mode.graphs else None
         self._decoder = make_decoder(base, config, self._cache, mode)
+        #: no fused layers that keep tokens apart: then they are fed one by one
+        self._singly = mode.exact and self._decoder is None
+        self._graphs = Graphs(recorder_for(self.device)) if mode.graphs and not self._singly else None
 
     @property
     def num_weight_bytes(self) -> int:
@@ -131,6 +133,24 @@ class Half:
             raise ValueError(f"position {longest} is beyond the cache's {self._cache.capacity}")
         if self._decoder is not None:
             return self._decoder.forward(inputs, slots, starts, longest)
+        if self._singly:
+            return self._run_singly(inputs, slots, starts)
+        return self._run_library(inputs, slots, starts, longest)
+
+    def _run_singly(self, inputs: Tensor, slots: Tensor, starts: Tensor) -> Tensor:
+        """Token by token: the shapes of all that is computed for one depend on its position only."""
+        rows = []
+        for number, start in enumerate(starts.tolist()):
+            row, slot = inputs[number, None], slots[number, None]
+            tokens = [
+                self._run_library(row[:, i, None], slot, starts[number, None] + i, start + i + 1)
+                for i in range(inputs.shape[1])
+            ]
+            rows.append(torch.cat(tokens, dim=1))
+        return torch.cat(rows)
+
+    def _run_library(self, inputs: Tensor, slots: Tensor, starts: Tensor, longest: int) -> Tensor:
+        """All rows at once through the library's own layers."""
         query = inputs.shape[1]
         positions = starts[:, None] + torch.arange(query, device=self.device)
         # grouped attention stands the queries of a group behind each other
@@ -213,7 +233,8 @@ class _WithLMHead(Half):
         """Normed hidden states [n, hidden] to logits [n, vocab] in the half's dtype, with the model's own transform."""
         if self._decoder is not None:
             return self._decoder.project(hidden, self._lm_head.weight)
-        return transform_logits(self._lm_head(hidden), self._family, self.config)
+        scores = torch.cat([self._lm_head(row[None]) for row in hidden]) if self._singly else self._lm_head(hidden)
+        return transform_logits(scores, self._family, self.config)
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:

@@ -14,12 +14,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-#: cache positions that one program reads
+#: cache positions that one program reads, where there are many programs
 PIECE = 256
-#: rows times groups of heads up to which that would leave most of the chip without work
-_FEW_PROGRAMS = 16
 #: of them at once
 _BLOCK = 64
+#: programs that keep an H200's 132 multiprocessors reading
+_ENOUGH_PROGRAMS = 400
 #: pieces that are put together at once
 _JOINED = 8
 #: queries of a group of heads that one program takes at most
@@ -275,7 +275,9 @@ def attend(
     rows, (_, kv_heads, capacity, _) = slots.shape[0], keys.shape
     group, length = heads // kv_heads, tokens // rows
     if piece is None:
-        piece = 64 if rows * kv_heads <= _FEW_PROGRAMS else PIECE
+        piece = PIECE
+        while piece > _BLOCK and rows * kv_heads * triton.cdiv(longest, piece) < _ENOUGH_PROGRAMS:
+            piece //= 2
     num_pieces = triton.cdiv(longest, piece)
     block_m = queries or max(16, min(_MOST_QUERIES, triton.next_power_of_2(group * length)))
     block_d = max(16, triton.next_power_of_2(dim))

@@ -18,8 +18,9 @@ from workers.engine.choosing import Chosen, Parameters
 _MIN_TEMPERATURE = tl.constexpr(1e-6)
 #: token ids that a program looks at at once
 _BLOCK = 4096
-#: how far below the best score, which is a logit over the temperature, the edge of a filter is looked for first
-_REACH = 12.0
+#: how far below the best score, which is a logit over the temperature, the edge of a filter is looked for first; then
+#: twice and three times as far
+_REACH = 4.0
 #: and among how many tokens at most
 _MOST_KEPT = 4096
 
@@ -167,8 +168,8 @@ def _cut(
 ):
     """The score below which a row's tokens fall out, and the lowest id that stays of those that equal it.
 
-    Nearly always the answer lies within `reach` of the best score, where few tokens are: these are collected, and the
-    range is halved over them. Else over the whole row.
+    Nearly always the answer lies not far below the best score, where few tokens are: these are collected, and the range
+    is halved over them. Else over the whole row.
     """
     row = tl.program_id(0)
     logits_at += row.to(tl.int64) * stride
@@ -184,25 +185,38 @@ def _cut(
         best = tl.full((), float("-inf"), tl.float32)
         for start in range(0, num_tokens, block):
             best = tl.maximum(best, tl.max(_scores(logits_at, start + lane, num_tokens, temperature)))
-        num_kept = tl.full((), 0, tl.int32)
-        kept_mass = tl.full((), 0.0, tl.float32)
+        # how many tokens, and how much of the mass, lie within one, two and three times the reach
+        counts = tl.zeros((4,), tl.int32)
+        masses = tl.zeros((4,), tl.float32)
+        times = tl.arange(0, 4) + 1
         all_mass = tl.full((), 0.0, tl.float32)
         for start in range(0, num_tokens, block):
             score = _scores(logits_at, start + lane, num_tokens, temperature)
             chance = tl.exp(score - best)
-            stays = score >= best - reach
-            place = num_kept + tl.cumsum(stays.to(tl.int32), axis=0) - 1
-            tl.store(kept_at + place, score, mask=stays & (place < most_kept))
-            num_kept += tl.sum(stays.to(tl.int32))
-            kept_mass += tl.sum(tl.where(stays, chance, 0.0))
             all_mass += tl.sum(chance)
+            for number in tl.static_range(1, 4):
+                stays = score >= best - number * reach
+                counts += tl.where(times == number, tl.sum(stays.to(tl.int32)), 0)
+                masses += tl.where(times == number, tl.sum(tl.where(stays, chance, 0.0)), 0.0)
+        # with top_k the mass is that of its tokens, which are all collected; else the edge must lie inside
+        fits = (counts <= most_kept) & (counts >= tl.maximum(top_k, 1))
+        needed = tl.where((top_p >= 1.0) | (top_k > 0), -1.0, top_p * all_mass)
+        fits = fits & (needed < masses * 0.999)
+        chosen = tl.min(tl.where(fits, times, 4), axis=0)
+        near = chosen < 4
+        lowest = best - chosen.to(tl.float32) * reach
+        num_kept = tl.full((), 0, tl.int32)
+        if near:
+            for start in range(0, num_tokens, block):
+                score = _scores(logits_at, start + lane, num_tokens, temperature)
+                stays = score >= lowest
+                place = num_kept + tl.cumsum(stays.to(tl.int32), axis=0) - 1
+                tl.store(kept_at + place, score, mask=stays)
+                num_kept += tl.sum(stays.to(tl.int32))
         tl.debug_barrier()  # the row's other threads read what was stored
         high = _ordered(best)
         low = _ordered(tl.full((), float("-inf"), tl.float32))
-        near = (num_kept <= most_kept) & ((top_k == 0) | (top_k <= num_kept))
-        # with top_k the mass is that of its tokens, which are all collected
-        near = near & ((top_p >= 1.0) | (top_k > 0) | (top_p * all_mass < kept_mass * 0.999))
-        floor = _ordered(best - reach)
+        floor = _ordered(lowest)
         if top_k > 0:
             if near:
                 low = _kth_best(kept_at, num_kept, 1.0, top_k, floor, high, block)
@@ -222,7 +236,8 @@ def _cut(
                 low, room = _nucleus(logits_at, num_tokens, temperature, best, top_p * mass, low, high, block)
             ties = tl.full((), 0, tl.int32)
             for start in range(0, num_tokens, block):
-                ties += tl.sum((_ordered(_scores(logits_at, start + lane, num_tokens, temperature)) == low).to(tl.int32))
+                score = _scores(logits_at, start + lane, num_tokens, temperature)
+                ties += tl.sum((_ordered(score) == low).to(tl.int32))
             if ties > room:
                 first_id = _first_tied(logits_at, num_tokens, temperature, low, room, block)
         threshold = _unordered(low)
