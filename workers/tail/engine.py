@@ -9,13 +9,14 @@ from typing import NamedTuple
 
 import torch
 
-from relay.messages import Accepted, Draft, Prefill, Release, Round, Sampling, Verdict, Void, VoidReason
-from workers.engine.sampling import SamplingRows, choose
+from relay.messages import Accepted, Draft, Prefill, Release, Round, Verdict, Void, VoidReason
 from workers.engine.shard import TailShard
+from workers.engine.slottables import SlotTables
 from workers.engine.tensors import from_wire, pack_rows, pad_rows
 from workers.engine.verify import verify
 from workers.errors import OutOfMemory
 from workers.memory import free_unused, memory_watched
+from workers.tail.chooser import Chooser, Committed, DraftRow, first_places
 from workers.tail.slots import SlotTable, void
 
 log = logging.getLogger(__name__)
@@ -31,8 +32,10 @@ class _Fresh(NamedTuple):
 class TailEngine:
     """Answers every frame of one epoch with a verdict. Owns the epoch's slot table; the shard outlives it."""
 
-    def __init__(self, shard: TailShard, *, slots: int, max_query: int) -> None:
+    def __init__(self, shard: TailShard, *, slots: int, max_query: int, tables: SlotTables | None = None) -> None:
+        """`tables`: those of the shard, if another epoch had them before; they are cleared."""
         self._shard = shard
+        self._chooser = Chooser(tables or SlotTables(shard.slots, shard.vocab_size, shard.device))
         self._table = SlotTable(slots, max_length=shard.max_length, max_query=max_query, vocab_size=shard.vocab_size)
 
     @torch.inference_mode()
@@ -45,7 +48,7 @@ class TailEngine:
             case Prefill():
                 row: Accepted | Void = self._table.judge(frame) or self._prefill_if_it_fits(frame)
             case Release():
-                row = self._table.judge(frame) or self._table.released(frame)
+                row = self._table.judge(frame) or self._release(frame)
         return Verdict(frame.number, (row,), time.perf_counter() - started)
 
     @torch.inference_mode()
@@ -105,8 +108,11 @@ class TailEngine:
         logits = self._shard.logits(output[:, -1])
         if not bool(torch.isfinite(logits).all()):
             return self._spoil(chunk, VoidReason.NON_FINITE)
-        position = chunk.position + chunk.hidden.shape[0]
-        return self._table.prefilled(chunk, int(self._choose(logits, [chunk.sampling], [position])))
+        return self._table.prefilled(chunk, *self._chooser.first(logits, chunk))
+
+    def _release(self, row: Release) -> Accepted:
+        self._chooser.forget(row.slot)
+        return self._table.released(row)
 
     def _judge(self, frame: Round) -> list[Accepted | Void | _Fresh]:
         """Every row's answer, or the work to find it."""
@@ -129,34 +135,44 @@ class TailEngine:
         output = self._forward(hidden, [row.slot for row in rows], [row.position for row in rows])
         logits = self._shard.logits(pack_rows(output, counts))  # [sum(counts), vocab]
         finite = [bool(part.all()) for part in torch.split(torch.isfinite(logits).all(dim=-1).cpu(), counts)]
-        samplings = [self._sampling(row) for row, count in zip(rows, counts, strict=True) for _ in range(count)]
-        positions = [row.position + 1 + i for row, n in zip(rows, counts, strict=True) for i in range(n)]
-        choices = pad_rows(self._choose(logits, samplings, positions), counts)  # [rows, K + 1]
+        drafted = [self._drafted(row) for row in rows]
+        choices = pad_rows(self._chooser.choices(logits, drafted), counts)  # [rows, K + 1]
         drafts = torch.zeros_like(choices[:, 1:])
         for index, row in enumerate(rows):
             drafts[index, : len(row.draft)] = torch.as_tensor(row.draft, dtype=drafts.dtype)
         lengths = torch.as_tensor(counts, device=choices.device) - 1
         accepted = verify(choices, drafts, lengths)
         following = choices.gather(1, accepted[:, None])[:, 0].tolist()
+        committed = [
+            Committed(row, place, (*row.draft.draft[:num], token))
+            for row, place, num, token in zip(drafted, first_places(drafted), accepted.tolist(), following, strict=True)
+        ]
+        return self._apply(logits, committed, finite)
+
+    def _apply(
+        self, logits: torch.Tensor, committed: Sequence[Committed], finite: Sequence[bool]
+    ) -> list[Accepted | Void]:
+        """Commit the rows whose logits were finite, spoil the others."""
+        logprobs = iter(
+            self._chooser.commit(logits, [each for each, sound in zip(committed, finite, strict=True) if sound])
+        )
         return [
-            self._table.verified(row, num, token) if is_finite else self._spoil(row, VoidReason.NON_FINITE)
-            for row, num, token, is_finite in zip(rows, accepted.tolist(), following, finite, strict=True)
+            self._table.verified(row.draft, len(tokens) - 1, tokens[-1], next(logprobs))
+            if sound
+            else self._spoil(row.draft, VoidReason.NON_FINITE)
+            for (row, _, tokens), sound in zip(committed, finite, strict=True)
         ]
 
     def _spoil(self, row: Prefill | Draft, reason: VoidReason) -> Void:
         # NaN behind a mask still poisons attention, so the slot's cache must not keep any.
         self._shard.zero_slot(row.slot)
+        self._chooser.forget(row.slot)
         return self._table.spoiled(row, reason)
 
-    def _sampling(self, row: Draft) -> Sampling:
+    def _drafted(self, row: Draft) -> DraftRow:
         sampling = self._table[row.slot].sampling
         assert sampling is not None  # `judge` lets no draft row of an unprefilled slot through
-        return sampling
-
-    def _choose(self, logits: torch.Tensor, samplings: Sequence[Sampling], positions: Sequence[int]) -> torch.Tensor:
-        device = logits.device
-        rows = SamplingRows.from_rows(list(samplings), device)
-        return choose(logits, rows, torch.as_tensor(positions, device=device))
+        return DraftRow(row, sampling)
 
     def _forward(self, hidden: torch.Tensor, slots: list[int], starts: list[int]) -> torch.Tensor:
         device = self._shard.device
