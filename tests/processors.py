@@ -33,7 +33,7 @@ def library_processors(request: GenerationRequest, num_prompt: int, ending: list
     return found
 
 
-class OutputPenalties(LogitsProcessor):  # type: ignore[misc]
+class OutputPenalties(LogitsProcessor):
     """Presence and frequency penalties by OpenAI's formula, token by token; the library has none."""
 
     def __init__(self, presence: float, frequency: float, num_prompt: int) -> None:
@@ -47,7 +47,7 @@ class OutputPenalties(LogitsProcessor):  # type: ignore[misc]
         return scores
 
 
-class SharedNoise(LogitsProcessor):  # type: ignore[misc]
+class SharedNoise(LogitsProcessor):
     """Makes a greedy search sample: filters, and the noise of seed and position on top."""
 
     def __init__(self, sampling: Sampling) -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tasks.generation import GenerationRequest, Outcome, TokenBias
-from tests.integration.test_parity import Bench, shortened_copy
+from tests.integration.test_parity import SLOTS, Bench, shortened_copy
 from tests.models import EOS_ID, smollm2_directory, tiny_model
 from tests.pair import Line, Outcomes, Reference, options, session, tasks_for
 from tests.parity import Way, processed_requests, unprocessed_requests
