@@ -9,8 +9,8 @@ A frame is
     padding      zeros up to a multiple of 16, so that tensor bytes stay aligned
     tensor       the one tensor that the kind carries, if any: raw bytes, or what `relay.shrink` made of them
 
-`relay.upward` and `relay.downward` lay out the fields, `relay.tensors` the tensor, which the last field of its kind's
-header describes.
+`relay.upward`, `relay.downward` and `relay.samplings` lay out the fields, `relay.tensors` the tensor, which the last
+field of its kind's header describes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from relay.messages import DTYPE_BYTES, Error, Hello, Message, Prefill, Release,
 from relay.shrink import shrink
 from relay.tensors import describe, raw, read_tensor
 
-VERSION = 2
+VERSION = 3
 #: bytes; the largest frame that either side accepts unless told otherwise
 MAX_FRAME_BYTES = 64 << 20
 #: bytes of a frame's header
@@ -116,7 +116,7 @@ class _Kind(NamedTuple):
 #: kind number on the wire → layout; a number is never used again for another layout within a version
 _KINDS = {
     1: _Kind(Hello, 7, False, upward.write_hello, upward.read_hello),
-    2: _Kind(Prefill, 9, True, upward.write_prefill, upward.read_prefill),
+    2: _Kind(Prefill, 10, True, upward.write_prefill, upward.read_prefill),
     3: _Kind(Round, 2, True, upward.write_round, upward.read_round),
     4: _Kind(Release, 4, False, upward.write_release, upward.read_release),
     17: _Kind(Welcome, 2, False, downward.write_welcome, downward.read_welcome),

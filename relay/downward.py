@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from relay.errors import FrameInvalid
-from relay.fields import MAX_ROWS, MAX_TEXT, MAX_TOKENS, Fields
-from relay.messages import Accepted, Error, ErrorReason, Verdict, Void, VoidReason, Welcome
+from relay.fields import MAX_ALTERNATIVES, MAX_ROWS, MAX_TEXT, MAX_TOKENS, Fields, pack
+from relay.messages import Accepted, Error, ErrorReason, TokenLogprobs, Verdict, Void, VoidReason, Welcome
 
 
 def write_welcome(m: Welcome) -> list[Any]:
@@ -42,21 +43,42 @@ def read_verdict(f: Fields) -> Verdict:
 def _write_row(row: Accepted | Void) -> list[Any]:
     if isinstance(row, Void):
         return [row.slot, row.generation, row.round, str(row.reason)]
-    return [row.slot, row.generation, row.round, row.accepted, list(row.tokens)]
+    fields = [row.slot, row.generation, row.round, row.accepted, list(row.tokens)]
+    return [*fields, [_write_logprobs(each) for each in row.logprobs]] if row.logprobs else fields
 
 
 def _read_row(value: object) -> Accepted | Void:
-    """Told apart by their number of fields."""
+    """Told apart by their number of fields; an `Accepted` has one more where log probabilities are asked for."""
     if isinstance(value, list) and len(value) == 4:
         return _read_void(value)
-    f = Fields(value, "Accepted", 5)
-    return Accepted(
+    has_logprobs = isinstance(value, list) and len(value) == 6
+    f = Fields(value, "Accepted", 6 if has_logprobs else 5)
+    row = Accepted(
         slot=f.integer("slot"),
         generation=f.long("generation"),
         round=f.long("round"),
         accepted=f.integer("accepted", 0, MAX_TOKENS),
         tokens=f.tokens("tokens"),
+        logprobs=tuple(_read_logprobs(each) for each in f.array("logprobs", MAX_TOKENS)) if has_logprobs else (),
     )
+    if has_logprobs and not len(row.logprobs) == len(row.tokens) > 0:
+        raise FrameInvalid(f"Accepted.logprobs: {len(row.logprobs)} for {len(row.tokens)} tokens")
+    return row
+
+
+def _write_logprobs(m: TokenLogprobs) -> list[Any]:
+    """The likeliest tokens, and all log probabilities together: the chosen token's first."""
+    return [list(m.top), pack((m.chosen, *m.top_logprobs), "f", "TokenLogprobs")]
+
+
+def _read_logprobs(value: object) -> TokenLogprobs:
+    f = Fields(value, "TokenLogprobs", 2)
+    top, values = f.tokens("top", MAX_ALTERNATIVES), f.packed("logprobs", "f", 1 + MAX_ALTERNATIVES)
+    if len(values) != 1 + len(top):
+        raise FrameInvalid(f"TokenLogprobs: {len(values)} values for the chosen and {len(top)} other tokens")
+    if not all(math.isfinite(each) and each <= 0.0 for each in values):
+        raise FrameInvalid("TokenLogprobs: expected finite numbers up to 0")
+    return TokenLogprobs(values[0], top, values[1:])
 
 
 def _read_void(value: object) -> Void:

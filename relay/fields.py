@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import struct
+from collections.abc import Sequence
 from typing import cast
 
 from relay.errors import FrameInvalid
@@ -12,6 +14,13 @@ MAX_LANES = 64
 MAX_ROWS = 4096
 #: drafted tokens of a row, tokens of a verdict
 MAX_TOKENS = 1024
+#: entries of a logit bias, tokens barred from being chosen
+MAX_BIASES = 1024
+MAX_BARRED = 1024
+#: likeliest tokens told at each position
+MAX_ALTERNATIVES = 20
+#: different tokens of a prompt, and tokens of an output, that penalties count: both together fit a header
+MAX_HISTORY = 120_000
 #: characters of ids, names and digests
 MAX_NAME = 256
 #: characters of an error's text
@@ -41,12 +50,19 @@ class Fields:
         """A counter: an integer that is not negative, of 63 bits."""
         return self.integer(name, 0, INT63)
 
-    def number(self, name: str, high: float = math.inf) -> float:
-        """A finite number from 0 to `high`."""
+    def number(self, name: str, high: float = math.inf, low: float = 0.0) -> float:
+        """A finite number from `low` to `high`."""
         value = next(self._items)
-        if type(value) is not float or not math.isfinite(value) or not 0.0 <= value <= high:
-            raise self._wrong(name, value, f"a finite number from 0 to {high}")
+        if type(value) is not float or not math.isfinite(value) or not low <= value <= high:
+            raise self._wrong(name, value, f"a finite number from {low:g} to {high:g}")
         return value
+
+    def numbers(self, name: str, limit: int) -> tuple[float, ...]:
+        """At most `limit` finite numbers."""
+        values = self.array(name, limit)
+        if not all(type(value) is float and math.isfinite(value) for value in values):
+            raise FrameInvalid(f"{self._where}.{name}: expected finite numbers")
+        return cast("tuple[float, ...]", tuple(values))
 
     def flag(self, name: str) -> bool:
         """True or false."""
@@ -76,9 +92,24 @@ class Fields:
             raise self._wrong(name, value, f"a list of at most {limit} items")
         return value
 
-    def tokens(self, name: str) -> tuple[int, ...]:
-        """At most `MAX_TOKENS` token ids."""
-        values = self.array(name, MAX_TOKENS)
+    def packed(self, name: str, code: str, limit: int) -> tuple[float, ...]:
+        """At most `limit` values that `pack` wrote with the same code, still to be checked."""
+        value = next(self._items)
+        width = struct.calcsize(f"<{code}")
+        if type(value) is not bytes or len(value) % width or len(value) > limit * width:
+            raise self._wrong(name, value, f"at most {limit} values of {width} bytes")
+        return struct.unpack(f"<{len(value) // width}{code}", value)
+
+    def packed_tokens(self, name: str, limit: int) -> tuple[int, ...]:
+        """At most `limit` token ids that `pack` wrote as "I"."""
+        values = self.packed(name, "I", limit)
+        if max(values, default=0) > INT31:
+            raise FrameInvalid(f"{self._where}.{name}: expected integers from 0 to {INT31}")
+        return cast("tuple[int, ...]", values)
+
+    def tokens(self, name: str, limit: int = MAX_TOKENS) -> tuple[int, ...]:
+        """At most `limit` token ids."""
+        values = self.array(name, limit)
         # the bulk of a header: one loop instead of a call per token
         if not all(type(value) is int and 0 <= value <= INT31 for value in values):
             raise FrameInvalid(f"{self._where}.{name}: expected integers from 0 to {INT31}")
@@ -90,3 +121,11 @@ class Fields:
 
     def _wrong(self, name: str, value: object, expected: str) -> FrameInvalid:
         return FrameInvalid(f"{self._where}.{name}: expected {expected}, got {type(value).__name__} {str(value)[:40]}")
+
+
+def pack(values: Sequence[float], code: str, name: str) -> bytes:
+    """Many values of one kind ("I": token ids, "f": float32), little-endian. Raises `FrameInvalid`."""
+    try:
+        return struct.pack(f"<{len(values)}{code}", *values)
+    except (struct.error, OverflowError) as error:
+        raise FrameInvalid(f"{name}: {error}") from error

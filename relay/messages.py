@@ -67,11 +67,27 @@ class Sampling:
     #: likeliest tokens wanted with their log probabilities, beside the chosen one's; None wants none at all
     logprobs: int | None = None
 
+    @property
+    def has_penalties(self) -> bool:
+        """Whether a token's logit depends on the tokens before it other than through the model."""
+        return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+
+    @property
+    def has_processors(self) -> bool:
+        """Whether logits are anything but the model's own before they are chosen from."""
+        return self.has_penalties or bool(self.logit_bias) or bool(self.barred)
+
+    @property
+    def without_processors(self) -> Sampling:
+        """The rest of it, which is small."""
+        return Sampling(self.temperature, self.top_k, self.top_p, self.min_p, self.seed)
+
 
 @dataclass(frozen=True, slots=True)
 class History:
     """A job's tokens so far, for samplings whose penalties count them."""
 
+    #: the prompt's tokens, each once, in any order; none without a repetition penalty: nothing else looks at them
     prompt: tuple[int, ...]
     #: committed tokens
     output: tuple[int, ...]
@@ -79,7 +95,7 @@ class History:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """Natural log probabilities at one position, of the model's own logits before any processor."""
+    """Natural log probabilities at one position, of the model's own logits before any processor; float32, 0 at most."""
 
     #: of the committed token
     chosen: float
@@ -154,6 +170,7 @@ class Prefill:
     token: int
     #: whether the last row is to be sampled (it gives the first token)
     last: bool
+    #: of a chunk that is not the last, `without_processors`
     sampling: Sampling
     copy: Copy | None
     #: [tokens, hidden]

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from relay.errors import FrameInvalid
-from relay.fields import INT63, MAX_LANES, MAX_ROWS, Fields
-from relay.messages import Copy, Draft, Hello, Prefill, Release, Round, Sampling, Tensor
+from relay.fields import MAX_HISTORY, MAX_LANES, MAX_ROWS, Fields, pack
+from relay.messages import Copy, Draft, Hello, History, Prefill, Release, Round, Tensor
 from relay.profile import Profile
+from relay.samplings import read_sampling, write_sampling
 
 
 def write_hello(m: Hello) -> list[Any]:
@@ -29,8 +30,9 @@ def read_hello(f: Fields) -> Hello:
 def write_prefill(m: Prefill) -> list[Any]:
     return [
         *(m.number, m.slot, m.generation, m.round, m.position, m.token, m.last),
-        _write_sampling(m.sampling),
+        write_sampling(m.sampling),
         _write_copy(m.copy),
+        _write_history(m.history),
     ]
 
 
@@ -43,8 +45,9 @@ def read_prefill(f: Fields, hidden: Tensor) -> Prefill:
         position=f.integer("position"),
         token=f.integer("token"),
         last=f.flag("last"),
-        sampling=_read_sampling(f.item()),
+        sampling=read_sampling(f.item()),
         copy=_read_copy(f.item()),
+        history=_read_history(f.item()),
         hidden=hidden,
     )
 
@@ -87,21 +90,6 @@ def _read_profile(value: object) -> Profile:
     )
 
 
-def _write_sampling(s: Sampling) -> list[Any]:
-    return [float(s.temperature), s.top_k, float(s.top_p), float(s.min_p), s.seed]
-
-
-def _read_sampling(value: object) -> Sampling:
-    f = Fields(value, "Sampling", 5)
-    return Sampling(
-        temperature=f.number("temperature"),
-        top_k=f.integer("top_k"),
-        top_p=f.number("top_p", 1.0),
-        min_p=f.number("min_p", 1.0),
-        seed=f.integer("seed", -INT63 - 1, INT63),
-    )
-
-
 def _write_copy(copy: Copy | None) -> list[Any] | None:
     return None if copy is None else [copy.slot, copy.generation, copy.length]
 
@@ -111,6 +99,19 @@ def _read_copy(value: object) -> Copy | None:
         return None
     f = Fields(value, "Copy", 3)
     return Copy(slot=f.integer("slot"), generation=f.long("generation"), length=f.integer("length"))
+
+
+def _write_history(history: History | None) -> list[Any] | None:
+    if history is None:
+        return None
+    return [pack(history.prompt, "I", "History.prompt"), pack(history.output, "I", "History.output")]
+
+
+def _read_history(value: object) -> History | None:
+    if value is None:
+        return None
+    f = Fields(value, "History", 2)
+    return History(f.packed_tokens("prompt", MAX_HISTORY), f.packed_tokens("output", MAX_HISTORY))
 
 
 def _read_draft(value: object) -> Draft:

@@ -14,12 +14,11 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from relay.memory import MemoryHub, MemoryRelay
-from relay.messages import Sampling
 from relay.profile import Profile
 from relay.transport import TailInfo
 from tasks.generation import GenerationRequest, GenerationTask, Outcome
+from tests.processors import SharedNoise, library_processors
 from workers.engine.loader import load_head, load_tail
-from workers.engine.sampling import SamplingRows, choose, filtered
 from workers.engine.shard import HeadShard, TailShard
 from workers.engine.tokenizer import generation_eos, load_tokenizer
 from workers.head.courier import Courier
@@ -177,10 +176,12 @@ class Reference:
 
     tokens: tuple[int, ...]
     gap: float
+    #: [tokens, vocab], of the model's own logits
+    logprobs: torch.Tensor
 
 
 class UncutModel:
-    """The library's own model in one piece: `generate` where greedy, the sampling rule step by step otherwise."""
+    """The library's own model in one piece: `generate`, which takes the best token after everything done to logits."""
 
     def __init__(self, directory: Path, prompts: PromptReader) -> None:
         self._model: Any = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
@@ -190,41 +191,27 @@ class UncutModel:
     def answer(self, task: GenerationTask) -> Reference:
         job = self._prompts.read(task)
         prompt = torch.tensor([job.tokens])
-        if task.request.temperature == 0:
-            return self._greedy(prompt, job.max_tokens)
-        return self._sampled(prompt, job.max_tokens, job.sampling)
-
-    def _greedy(self, prompt: torch.Tensor, max_tokens: int) -> Reference:
-        # not the checkpoint's sampling defaults: its end-of-sequence ids only
+        request = task.request
+        ending = [*request.stop_token_ids, *(() if request.ignore_eos else self._prompts.eos)]
+        processors = library_processors(request, prompt.shape[1], ending)
+        if request.temperature > 0:
+            processors.append(SharedNoise(job.sampling))
+        # not the checkpoint's sampling defaults
         config = type(self._model.generation_config)(
             do_sample=False,
-            max_new_tokens=max_tokens,
-            eos_token_id=list(self._prompts.eos),
+            max_new_tokens=job.max_tokens,
+            eos_token_id=ending or None,
             pad_token_id=0,
             output_logits=True,
+            output_scores=True,
             return_dict_in_generate=True,
         )
-        result = self._model.generate(prompt, generation_config=config, attention_mask=torch.ones_like(prompt))
+        result = self._model.generate(
+            prompt, generation_config=config, attention_mask=torch.ones_like(prompt), logits_processor=processors
+        )
         tokens = tuple(result.sequences[0, prompt.shape[1] :].tolist())
-        return Reference(tokens, min(_gap(logits[0]) for logits in result.logits))
-
-    def _sampled(self, prompt: torch.Tensor, max_tokens: int, sampling: Sampling) -> Reference:
-        from workers.engine import noise
-
-        rows, tokens, gap, fed, cache = SamplingRows.from_rows([sampling]), [], float("inf"), prompt, {}
-        while len(tokens) < max_tokens:
-            output = self._model(fed, use_cache=True, **cache)
-            name = "cache" if "cache" in output else "past_key_values"
-            cache = {name: output[name]}
-            logits = output.logits[:, -1].float()
-            position = torch.tensor([prompt.shape[1] + len(tokens)])
-            token = int(choose(logits, rows, position))
-            score = filtered(logits, rows) + noise.gumbel(rows.seed, position, logits.shape[-1])
-            tokens.append(token)
-            gap, fed = min(gap, _gap(score[0])), torch.tensor([[token]])
-            if token in self._prompts.eos:
-                break
-        return Reference(tuple(tokens), gap)
+        logprobs = torch.cat(result.logits).float().log_softmax(-1)
+        return Reference(tokens, min(_gap(scores[0]) for scores in result.scores), logprobs)
 
 
 def _gap(scores: torch.Tensor) -> float:

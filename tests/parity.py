@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import product
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from tasks.generation import GenerationRequest
+from tasks.generation import GenerationRequest, TokenBias
 
 #: rounding differs between shapes by up to 9e-5 of a logit in float32; texts that depend on less than this are no test
 MIN_GAP = 1e-3
@@ -64,6 +64,41 @@ def sampled_requests(max_tokens: int, *, first_seed: int = 100) -> list[Generati
         replace(request, seed=seed, **settings[number % len(settings)])
         for number, (seed, request) in enumerate(zip(seeds, greedy_requests(max_tokens), strict=True))
     ]
+
+
+def processed_requests(max_tokens: int, *, eos: int, common: tuple[int, ...]) -> list[GenerationRequest]:
+    """The same prompts, greedy and sampled, under every processor and all of them together.
+
+    `common`: six tokens or more that texts without processors are full of, so that biases and stop tokens matter.
+    """
+    bias = (TokenBias(common[0], -4.0), TokenBias(common[1], 2.5), TokenBias(eos, 1.5))
+    settings: tuple[dict[str, Any], ...] = (
+        {"repetition_penalty": 1.3},
+        {"presence_penalty": 4.0},
+        {"frequency_penalty": 6.0},
+        {"logit_bias": bias},
+        {"min_tokens": 9, "logit_bias": (TokenBias(eos, 30.0),)},
+        {"stop_token_ids": common[2:], "min_tokens": 5},
+        {"repetition_penalty": 0.8, "presence_penalty": -0.5, "frequency_penalty": 0.9, "ignore_eos": True},
+        {
+            "repetition_penalty": 1.15,
+            "presence_penalty": 0.6,
+            "frequency_penalty": 0.3,
+            "logit_bias": bias,
+            "min_tokens": 12,
+            "stop_token_ids": common[2:],
+            "logprobs": 5,
+        },
+    )
+    return [
+        replace(request, **({"logprobs": 3} if number % 3 else {}) | settings[number % len(settings)])
+        for number, request in enumerate(unprocessed_requests(max_tokens))
+    ]
+
+
+def unprocessed_requests(max_tokens: int) -> list[GenerationRequest]:
+    """Eight greedy and eight sampled ones."""
+    return [*greedy_requests(max_tokens)[:8], *sampled_requests(max_tokens)[8:16]]
 
 
 class Way(NamedTuple):

@@ -10,7 +10,7 @@ import io
 import json
 import logging
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from enum import Enum
 from functools import cache
 from random import Random
@@ -28,12 +28,14 @@ from relay.messages import (
     Error,
     ErrorReason,
     Hello,
+    History,
     Message,
     Prefill,
     Release,
     Round,
     Sampling,
     Tensor,
+    TokenLogprobs,
     Verdict,
     Void,
     VoidReason,
@@ -45,12 +47,15 @@ from relay.transport import TailInfo
 from tasks import results
 from tasks.errors import RecordInvalid
 from tasks.generation import (
+    Alternative,
     FailureType,
     FinishReason,
     GenerationRequest,
     GenerationTask,
     Metrics,
     Outcome,
+    TokenBias,
+    TokenLogprob,
 )
 from tasks.heads import HeadInfo, live_heads, registered_models
 from tasks.openai_batch import Defaults, LineError, ParsedJob, parse_line, read_requests
@@ -133,6 +138,17 @@ def _refused(error: Exception) -> bool:
 # -- frames ---------------------------------------------------------------------------------------------------
 
 _SAMPLING = Sampling(0.7, 40, 0.95, 0.05, -(2**63))
+_PROCESSED = replace(
+    _SAMPLING,
+    repetition_penalty=1.2,
+    presence_penalty=-0.5,
+    frequency_penalty=0.25,
+    logit_bias=((7, -100.0), (300, 2.5)),
+    barred=(2, 70_000),
+    free_from=20,
+    logprobs=2,
+)
+_LOGPROBS = (TokenLogprobs(-0.5, (1, 9), (-0.5, -1.25)), TokenLogprobs(-3.0, (), ()))
 
 
 def _hidden(tokens: int) -> Tensor:
@@ -150,11 +166,13 @@ HANDSHAKES: tuple[Message, ...] = (
 FRAMES: tuple[Message, ...] = (
     Prefill(1, 3, 5, 0, 0, 17, False, _SAMPLING, Copy(2, 4, 12), _hidden(3)),
     Prefill(2, 3, 5, 1, 3, 18, True, Sampling(0.0, 0, 1.0, 0.0, 1), None, _hidden(1)),
+    Prefill(7, 3, 6, 0, 0, 18, True, _PROCESSED, None, _hidden(2), History((1, 2, 70_000), (5,))),
     Round(3, (Draft(0, 1, 2, 30, 7, (1, 2, 3)), Draft(1, 1, 9, 4, 8, ())), _hidden(5)),
     Round(4, tuple(Draft(n, 1, n, n, n, (n,)) for n in range(12)), _hidden(24)),
     Release(5, 3, 5, 9),
     Verdict(3, (Accepted(0, 1, 2, 2, (1, 2, 9)), Void(1, 1, 9, VoidReason.BASE)), 0.012, 0.5),
     Verdict(6, (), 0.0, 0.0),
+    Verdict(7, (Accepted(0, 1, 2, 1, (1, 9), _LOGPROBS), Accepted(1, 1, 2, 0, (4,))), 0.012, 0.5),
 )
 
 
@@ -301,9 +319,15 @@ _REQUESTS = (
     GenerationRequest("prompt", None, 1, stop=("a",)),
     GenerationRequest(None, ({"role": "user", "content": "ü"},), -(2**63), temperature=0.0),
     GenerationRequest((1, 2, 3), None, 2**63 - 1, max_tokens=1, ignore_eos=True),
+    GenerationRequest("x", None, 1, logit_bias=(TokenBias(5, -1.5),), min_tokens=3, stop_token_ids=(4,), logprobs=2),
 )
+_LIKELY = Alternative(5, "\ufffd", (0xC3,), -0.25)
 _OUTCOMES = (
     Outcome("batch_1-2", 1, "h", "täxt", (5, 6), FinishReason.STOP, 7, None, None, _METRICS),
+    Outcome(
+        *("batch_1-4", 1, "h", "t", (5,), FinishReason.LENGTH, 7, None, None, _METRICS),
+        logprobs=(TokenLogprob(_LIKELY, (_LIKELY, Alternative(6, "t", (116,), -1.5))),),
+    ),
     Outcome("batch_1-3", 2, "h", None, (), None, 0, FailureType.CONTEXT_LENGTH, "too long", None),
 )
 _TASKS = tuple(GenerationTask("batch_1-2", 1, "batch_1", "id", "tiny", request) for request in _REQUESTS)

@@ -291,3 +291,50 @@ def test_an_unfinished_text_is_always_the_beginning_of_the_finished_one(text: st
         assert whole.text.startswith(job.text)
         job.commit([token])
     assert whole.text.startswith(job.text)
+
+
+def limited(min_tokens: int, *, stop: tuple[str, ...] = (), **more: object) -> Completion:
+    settings = {"max_tokens": 9, "eos_ids": (0,), **more}
+    return Completion(byte_level(), stop=stop, min_tokens=min_tokens, **settings)  # type: ignore[arg-type]
+
+
+def test_a_stop_token_ends_the_text_as_an_end_of_sequence_token_does() -> None:
+    (mark,) = byte_ids(b"#")
+    job = limited(0, stop_ids=(mark,))
+    assert job.commit(byte_ids(b"ab#cd")) is FinishReason.STOP
+    assert (job.text, job.tokens) == ("ab", tuple(byte_ids(b"ab#")))
+
+
+def test_a_stop_token_ends_the_text_even_where_it_is_an_ignored_end_of_sequence_token() -> None:
+    job = limited(0, ignore_eos=True, stop_ids=(0,))
+    assert job.commit([*byte_ids(b"ab"), 0, *byte_ids(b"cd")]) is FinishReason.STOP
+    assert job.text == "ab"
+
+
+@pytest.mark.parametrize("min_tokens", range(5))
+def test_no_token_up_to_the_minimum_ends_the_text(min_tokens: int) -> None:
+    (mark,) = byte_ids(b"#")
+    job = limited(min_tokens, stop_ids=(mark,))
+    job.commit([*byte_ids(b"##"), 0, *byte_ids(b"#aa#")])
+    ends = [place for place in (1, 2, 3, 4, 7) if place > min_tokens]
+    assert (job.finish_reason, job.num_tokens) == (FinishReason.STOP, ends[0])
+
+
+@pytest.mark.parametrize(("min_tokens", "num_tokens"), [(0, 2), (1, 2), (2, 5), (4, 5), (5, 8), (8, 9)])
+def test_a_stop_string_complete_within_the_minimum_does_not_end_the_text_nor_later_on(
+    min_tokens: int, num_tokens: int
+) -> None:
+    job = limited(min_tokens, stop=("ab", "much longer"))
+    job.commit(byte_ids(b"abxabxabx"))
+    assert job.num_tokens == num_tokens
+    assert job.text == "abxabxabx"[: num_tokens - 2 if num_tokens < 9 else 9]
+
+
+def test_a_stop_string_that_begins_within_the_minimum_and_ends_behind_it_ends_the_text() -> None:
+    job = limited(2, stop=("bcd",))
+    assert job.commit(byte_ids(b"abcde")) is FinishReason.STOP
+    assert (job.text, job.num_tokens) == ("a", 4)
+
+
+def test_max_tokens_ends_the_text_before_the_minimum() -> None:
+    assert limited(99, max_tokens=3).commit(byte_ids(b"abcd")) is FinishReason.LENGTH

@@ -25,11 +25,13 @@ from relay.messages import (
     Accepted,
     Copy,
     Draft,
+    History,
     Prefill,
     Release,
     Round,
     Sampling,
     Tensor,
+    TokenLogprobs,
     Verdict,
     Void,
     VoidReason,
@@ -43,7 +45,9 @@ from workers.head.courier import Courier
 from workers.head.drafters import DraftRow, Proposal
 from workers.head.engine import HeadEngine
 from workers.head.jobs import Job
+from workers.head.likelihoods import Likelihoods
 from workers.head.options import EngineOptions
+from workers.head.spelling import Spelled
 from workers.tail.engine import TailEngine
 from workers.tail.line import Line as TailLine
 from workers.tail.slots import SlotTable
@@ -54,6 +58,17 @@ F = TypeVar("F")
 VOCAB = 11
 MAX_LENGTH = 96
 GREEDY = Sampling(0.0, 0, 1.0, 0.0, 0)
+#: against logits of 0 and 1: sums of these are exact, and each of them changes texts
+PROCESSED = replace(
+    GREEDY,
+    repetition_penalty=2.0,
+    presence_penalty=0.25,
+    frequency_penalty=0.125,
+    logit_bias=((3, 0.25), (7, -4.0)),
+    barred=(5,),
+    free_from=45,
+    logprobs=2,
+)
 
 
 def next_token(tokens: Sequence[int]) -> int:
@@ -65,10 +80,26 @@ def checksum(tokens: Sequence[int]) -> int:
     return zlib.crc32(bytes(token % 256 for token in tokens)) % 2**20  # exact in float32
 
 
-def reference(prompt: Sequence[int], count: int) -> list[int]:
+def chosen_token(tokens: Sequence[int], num_prompt: int, sampling: Sampling) -> int:
+    """What the sampling's processors make of the reference model's choice; of equal logits the lowest wins."""
+    if not sampling.has_processors:
+        return next_token(tokens)
+    bias, output, wanted = dict(sampling.logit_bias), tokens[num_prompt:], next_token(tokens)
+
+    def score(token: int) -> float:
+        if token in sampling.barred and len(tokens) < sampling.free_from:
+            return float("-inf")
+        logit = float(token == wanted) / (sampling.repetition_penalty if token in tokens else 1.0)
+        count = output.count(token)
+        return logit - sampling.frequency_penalty * count - sampling.presence_penalty * (count > 0) + bias.get(token, 0)
+
+    return max(range(VOCAB), key=score)
+
+
+def reference(prompt: Sequence[int], count: int, sampling: Sampling = GREEDY) -> list[int]:
     tokens = list(prompt)
     for _ in range(count):
-        tokens.append(next_token(tokens))
+        tokens.append(chosen_token(tokens, len(prompt), sampling))
     return tokens[len(prompt) :]
 
 
@@ -146,7 +177,7 @@ class FakeDrafter:
     def _propose(self, row: DraftRow) -> Proposal:
         tokens = list(row.tokens)
         for _ in range(row.limit):
-            right = next_token(tokens)
+            right = chosen_token(tokens, row.num_prompt, row.sampling)
             tokens.append(right if self.rng.random() < self.skill else self.rng.randrange(VOCAB))
         draft = tuple(tokens[len(row.tokens) :])
         return Proposal(draft, (1.0,) * len(draft))
@@ -226,10 +257,26 @@ class BadWire:
     def close(self) -> None: ...
 
 
-def job(number: int, prompt: list[int], max_tokens: int, *, suspect: bool = False) -> Job:
+def job(number: int, prompt: list[int], max_tokens: int, *, suspect: bool = False, sampling: Sampling = GREEDY) -> Job:
     task = GenerationTask(f"job{number}", 1, "batch", f"c{number}", "m", GenerationRequest("x", None, 0))
-    completion = Ended(max_tokens)
-    return Job(task, GREEDY, completion, list(prompt), len(prompt), max_tokens, suspect=suspect)  # type: ignore[arg-type]
+    return Job(
+        task,
+        sampling,
+        Ended(max_tokens),  # type: ignore[arg-type]
+        list(prompt),
+        len(prompt),
+        max_tokens,
+        suspect=suspect,
+        likelihoods=None if sampling.logprobs is None else Likelihoods(letters),  # type: ignore[arg-type]
+    )
+
+
+def letters(token: int) -> Spelled:
+    return Spelled(text_of([token]), (ord("a") + token,))
+
+
+def sampling_of(number: int, processed: set[int]) -> Sampling:
+    return PROCESSED if number in processed else GREEDY
 
 
 #: prompts of other jobs begin like these, and go on their own way
@@ -257,6 +304,7 @@ arrivals = st.lists(st.tuples(prompts, st.integers(1, 25), st.integers(0, 20)), 
     hand_backs=st.integers(0, 2),
     stops=st.dictionaries(st.integers(0, 6), st.integers(0, 30), max_size=3),
     suspects=st.sets(st.integers(0, 6), max_size=2),
+    processed=st.sets(st.integers(0, 6), max_size=5),
     shortages=st.sampled_from([0, 0, 1, 3]),
     delay=st.sampled_from([0.0, 0.5, 0.8]),
     seed=st.integers(0, 2**32),
@@ -272,12 +320,13 @@ def test_every_text_is_the_models_own_whatever_the_wire_does_to_frames_and_the_e
     hand_backs: int,
     stops: dict[int, int],
     suspects: set[int],
+    processed: set[int],
     shortages: int,
     delay: float,
     seed: int,
 ) -> None:
     rng = random.Random(seed)
-    trial = Trial(rng, slots, Returning(suspects), Shortage(rng, shortages), faults, delay)
+    trial = Trial(rng, slots, Returning(suspects), Shortage(rng, shortages), faults, delay, processed)
     trial.make_engine(
         skill,
         options(slots=slots, draft_length=draft_length, lanes=lanes, prefill_chunk=6, prefix_reuse=prefix_reuse),
@@ -298,22 +347,37 @@ def test_every_text_is_the_models_own_whatever_the_wire_does_to_frames_and_the_e
                 break
 
     ended = [trial.outcomes.finished[f"job{number}.1"] for number in range(len(jobs))]
-    for (prompt, count, _), outcome in zip(jobs, ended, strict=True):
+    for number, ((prompt, count, _), outcome) in enumerate(zip(jobs, ended, strict=True)):
+        sampling = sampling_of(number, processed)
         if outcome.failure is None and outcome.stopped is None:
-            assert_whole(outcome, prompt, count)
+            assert_whole(outcome, prompt, count, sampling)
         else:
-            assert_partial(outcome, reference(prompt, count))
+            assert_partial(outcome, reference(prompt, count, sampling))
+        assert_likelihoods(outcome, prompt, sampling)
     assert {number for number, outcome in enumerate(ended) if outcome.stopped} <= stops.keys()
     failures = [outcome.failure for outcome in ended if outcome.failure]
     assert set(failures) <= {FailureType.OUT_OF_MEMORY}
     assert len(failures) <= shortages
 
 
-def assert_whole(outcome: Outcome, prompt: Sequence[int], count: int) -> None:
+def assert_whole(outcome: Outcome, prompt: Sequence[int], count: int, sampling: Sampling = GREEDY) -> None:
     """A completed text is the model's own."""
-    assert list(outcome.token_ids) == reference(prompt, count)
+    assert list(outcome.token_ids) == reference(prompt, count, sampling)
     assert outcome.metrics is not None
     assert outcome.metrics.cached_tokens < len(prompt)
+
+
+def assert_likelihoods(outcome: Outcome, prompt: Sequence[int], sampling: Sampling) -> None:
+    """One for each token, of the model's own logits: 1 for what it wants, 0 for every other token."""
+    wants_any = sampling.logprobs is not None
+    assert [each.chosen.token for each in outcome.logprobs] == (list(outcome.token_ids) if wants_any else [])
+    for place, each in enumerate(outcome.logprobs):
+        wanted = next_token([*prompt, *outcome.token_ids[:place]])
+        likeliest, *others = [other.logprob for other in each.top]
+        assert each.top[0].token == wanted
+        assert len(others) == 1
+        assert likeliest - others[0] == pytest.approx(1.0)
+        assert each.chosen.logprob == pytest.approx(likeliest if each.chosen.token == wanted else others[0])
 
 
 def assert_partial(outcome: Outcome, whole: Sequence[int]) -> None:
@@ -334,6 +398,7 @@ class Trial:
     shortage: Shortage
     faults: int
     delay: float
+    processed: set[int]
     stopping: list[int] = field(default_factory=list)
 
     def make_engine(self, skill: float, options: EngineOptions) -> None:
@@ -353,7 +418,8 @@ class Trial:
         """The jobs of this turn come, and those that were handed back."""
         arrived = [index for index, (_, _, arrival) in enumerate(jobs) if arrival == turn]
         for index in (*arrived, *self.outcomes.take_returned()):
-            self.line.append(job(index, *jobs[index][:2], suspect=index in suspects))
+            sampling = sampling_of(index, self.processed)
+            self.line.append(job(index, *jobs[index][:2], suspect=index in suspects, sampling=sampling))
 
     def stop_some(self) -> None:
         """As the stop watch, which tells again and again."""
@@ -540,6 +606,11 @@ def first_row(verdict: Verdict, **changes: object) -> Verdict:
     return replace(verdict, rows=(row, *verdict.rows[1:]))
 
 
+def told(verdict: Verdict, logprobs: TokenLogprobs) -> Verdict:
+    row = verdict.rows[0]
+    return first_row(verdict, logprobs=(logprobs,) * len(row.logprobs)) if isinstance(row, Accepted) else verdict
+
+
 LIES: dict[str, Callable[[Verdict], Verdict]] = {
     "no rows": lambda verdict: replace(verdict, rows=()),
     "too many rows": lambda verdict: replace(verdict, rows=verdict.rows * 2),
@@ -550,6 +621,9 @@ LIES: dict[str, Callable[[Verdict], Verdict]] = {
     "no token": lambda verdict: first_row(verdict, accepted=0, tokens=()),
     "too many tokens": lambda verdict: first_row(verdict, tokens=(1,) * 1024),
     "a token of no vocabulary": lambda verdict: first_row(verdict, accepted=0, tokens=(VOCAB,)),
+    "a likeliest token of no vocabulary": lambda verdict: told(verdict, TokenLogprobs(0.0, (1, VOCAB), (0.0, -1.0))),
+    "fewer likeliest tokens than asked for": lambda verdict: told(verdict, TokenLogprobs(0.0, (1,), (0.0,))),
+    "no log probabilities": lambda verdict: first_row(verdict, logprobs=()),
     "a frame that was never sent": lambda verdict: replace(verdict, number=10**9),
 }
 
@@ -575,7 +649,7 @@ def test_a_verdict_that_does_not_answer_its_frame_is_dropped_with_a_reason_and_t
     engine = HeadEngine(
         FakeHead(slots),  # type: ignore[arg-type]
         FakeDrafter(random.Random(0), 0.5),
-        Line(job(number, [number] * (5 + 9 * number), 12) for number in range(slots)),
+        Line(job(number, [number] * (5 + 9 * number), 12, sampling=PROCESSED) for number in range(slots)),
         outcomes,
         options(slots=slots, draft_length=3, lanes=2, prefill_chunk=6),
     )
@@ -585,7 +659,9 @@ def test_a_verdict_that_does_not_answer_its_frame_is_dropped_with_a_reason_and_t
     while len(outcomes.finished) < slots:
         engine.step()
     for number in range(slots):
-        assert list(outcomes.finished[f"job{number}.1"].token_ids) == reference([number] * (5 + 9 * number), 12)
+        prompt, outcome = [number] * (5 + 9 * number), outcomes.finished[f"job{number}.1"]
+        assert_whole(outcome, prompt, 12, PROCESSED)
+        assert_likelihoods(outcome, prompt, PROCESSED)
     assert ("dropped" in caplog.text) == (lie != "a frame that was never sent")
 
 
@@ -636,6 +712,13 @@ def test_a_row_that_fits_is_let_through_and_its_repetition_gets_the_stored_answe
         (chunk(slot=1, position=1), VoidReason.BASE),
         (chunk(slot=1, length=5), VoidReason.BOUNDS),
         (chunk(slot=1, length=0), VoidReason.BOUNDS),
+        (chunk(slot=1, sampling=replace(PROCESSED, barred=(VOCAB,))), VoidReason.BOUNDS),
+        (chunk(slot=1, sampling=replace(PROCESSED, logit_bias=((VOCAB, 1.0),))), VoidReason.BOUNDS),
+        (chunk(slot=1, sampling=PROCESSED), None),
+        (chunk(slot=1, sampling=PROCESSED, last=True), VoidReason.BOUNDS),
+        (chunk(slot=1, sampling=PROCESSED, last=True, history=History((1,), ())), None),
+        (chunk(slot=1, sampling=PROCESSED, last=True, history=History((VOCAB,), ())), VoidReason.BOUNDS),
+        (chunk(slot=1, sampling=PROCESSED, last=True, history=History((), (VOCAB,))), VoidReason.BOUNDS),
         (chunk(slot=1, position=3, copy=Copy(0, 0, 3)), None),
         (chunk(slot=1, position=3, copy=Copy(0, 1, 3)), VoidReason.COPY),
         (chunk(slot=1, position=4, copy=Copy(0, 0, 4)), VoidReason.COPY),

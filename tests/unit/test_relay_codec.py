@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+import struct
 import zlib
+from dataclasses import replace
 
 import msgpack
 import pytest
@@ -22,12 +24,14 @@ from relay.messages import (
     Error,
     ErrorReason,
     Hello,
+    History,
     Message,
     Prefill,
     Release,
     Round,
     Sampling,
     Tensor,
+    TokenLogprobs,
     Verdict,
     Void,
     VoidReason,
@@ -39,6 +43,8 @@ from tests.relay_messages import round_of
 
 #: on a busy machine an example may take long without anything being wrong
 patient = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+NEUTRAL = Sampling(0.0, 0, 1.0, 0.0, 1)
 
 small = st.integers(0, 2**31 - 1)
 long = st.integers(0, 2**63 - 1)
@@ -68,15 +74,43 @@ def rounds(draw: st.DrawFn) -> Round:
 
 
 profiles = st.builds(Profile, names, names, names, names, st.booleans(), small)
-samplings = st.builds(Sampling, numbers(), small, numbers(1.0), numbers(1.0), st.integers(-(2**63), 2**63 - 1))
+finite = st.floats(allow_nan=False, allow_infinity=False)
+plain_samplings = (numbers(), small, numbers(1.0), numbers(1.0), st.integers(-(2**63), 2**63 - 1))
+processors = (
+    *(numbers(), finite, finite),
+    st.lists(st.tuples(small, finite), max_size=5).map(tuple),
+    tokens,
+    small,
+)
+samplings = st.builds(Sampling, *plain_samplings) | st.builds(
+    Sampling, *plain_samplings, *processors, st.none() | st.integers(0, fields.MAX_ALTERNATIVES)
+)
 copies = st.none() | st.builds(Copy, small, long, small)
-accepted = st.builds(Accepted, small, long, long, st.integers(0, fields.MAX_TOKENS), tokens)
+histories = st.none() | st.builds(History, tokens, tokens)
+logprobs = st.floats(max_value=0.0, allow_nan=False, allow_infinity=False, width=32)
+
+
+@st.composite
+def alternatives(draw: st.DrawFn) -> TokenLogprobs:
+    top = draw(st.lists(st.tuples(small, logprobs), max_size=fields.MAX_ALTERNATIVES))
+    return TokenLogprobs(draw(logprobs), tuple(token for token, _ in top), tuple(value for _, value in top))
+
+
+@st.composite
+def accepted_rows(draw: st.DrawFn) -> Accepted:
+    row = draw(st.builds(Accepted, small, long, long, st.integers(0, fields.MAX_TOKENS), tokens))
+    if draw(st.booleans()):
+        return row
+    return replace(row, logprobs=tuple(draw(alternatives()) for _ in row.tokens))
+
+
+accepted = accepted_rows()
 voids = st.builds(Void, small, long, long, st.sampled_from(VoidReason))
 messages: st.SearchStrategy[Message] = st.one_of(
     st.builds(Hello, names, long, st.integers(1, fields.MAX_LANES), profiles, small, small, small),
     st.builds(Welcome, names, long),
     st.builds(Error, long, st.sampled_from(ErrorReason), st.text(max_size=200)),
-    st.builds(Prefill, long, small, long, long, small, small, st.booleans(), samplings, copies, tensors()),
+    st.builds(Prefill, long, small, long, long, small, small, st.booleans(), samplings, copies, tensors(), histories),
     rounds(),
     st.builds(Release, long, small, long, long),
     st.builds(Verdict, long, st.lists(accepted | voids, max_size=6).map(tuple), numbers(), numbers()),
@@ -283,6 +317,79 @@ def test_a_sampling_value_that_is_no_temperature_is_refused(temperature: float) 
     tensor = Tensor("float16", (1, 4), bytes(8))
     with pytest.raises(FrameInvalid, match="temperature"):
         encode(Prefill(1, 0, 0, 0, 0, 0, True, sampling, None, tensor))
+
+
+def prefill(sampling: Sampling = NEUTRAL, history: History | None = None) -> Prefill:
+    return Prefill(1, 0, 0, 0, 0, 0, True, sampling, None, Tensor("float16", (1, 4), bytes(8)), history)
+
+
+def test_what_a_sampling_does_not_use_costs_two_bytes() -> None:
+    frame = encode(prefill())
+    header = msgpack.unpackb(frame[8 : 8 + int.from_bytes(frame[4:8], "little")])
+    assert header[8] == [0.0, 0, 1.0, 0.0, 1, None, None]
+    assert header[10] is None  # no history
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"repetition_penalty": -1.0}, "repetition_penalty"),
+        ({"repetition_penalty": float("inf")}, "repetition_penalty"),
+        ({"presence_penalty": float("nan")}, "presence_penalty"),
+        ({"frequency_penalty": float("-inf")}, "frequency_penalty"),
+        ({"logit_bias": ((1, float("nan")),)}, "biases: expected finite"),
+        ({"logit_bias": ((-1, 0.5),)}, "biased"),
+        ({"logit_bias": tuple((n, 1.0) for n in range(fields.MAX_BIASES + 1))}, "at most 1024"),
+        ({"barred": (2**31,)}, "barred"),
+        ({"barred": tuple(range(fields.MAX_BARRED + 1))}, "at most 1024"),
+        ({"free_from": -1}, "free_from"),
+        ({"logprobs": fields.MAX_ALTERNATIVES + 1}, "logprobs"),
+        ({"logprobs": -1}, "logprobs"),
+    ],
+)
+def test_processors_out_of_bounds_are_refused(changes: dict[str, object], message: str) -> None:
+    with pytest.raises(FrameInvalid, match=message):
+        encode(prefill(replace(NEUTRAL, **changes)))  # type: ignore[arg-type]
+
+
+def test_the_longest_history_fits_a_frame() -> None:
+    message = prefill(history=History((2**31 - 1,) * fields.MAX_HISTORY, (5,) * fields.MAX_HISTORY))
+    assert decode(encode(message)) == message
+
+
+@pytest.mark.parametrize(
+    "history",
+    [History((1,) * (fields.MAX_HISTORY + 1), ()), History((), (2**31,)), History((-1,), ()), History((2**40,), ())],
+)
+def test_a_history_out_of_bounds_is_refused(history: History) -> None:
+    with pytest.raises(FrameInvalid, match="History"):
+        encode(prefill(history=history))
+
+
+@pytest.mark.parametrize(
+    "logprobs",
+    [
+        (TokenLogprobs(0.5, (), ()),),
+        (TokenLogprobs(float("nan"), (), ()),),
+        (TokenLogprobs(float("-inf"), (), ()),),
+        (TokenLogprobs(-1e300, (), ()),),
+        (TokenLogprobs(-1.0, (1, 2), (-1.0,)),),
+        (TokenLogprobs(-1.0, (-1,), (-1.0,)),),
+        (TokenLogprobs(-1.0, (1,) * 21, (-1.0,) * 21),),
+        (TokenLogprobs(-1.0, (), ()),) * 2,
+    ],
+)
+def test_log_probabilities_that_are_none_or_not_one_for_each_token_are_refused(
+    logprobs: tuple[TokenLogprobs, ...],
+) -> None:
+    with pytest.raises(FrameInvalid, match="ogprobs"):
+        encode(Verdict(1, (Accepted(0, 0, 0, 0, (7,), logprobs),), 0.0))
+
+
+def test_packed_values_of_half_a_width_are_refused() -> None:
+    items = fields.Fields([struct.pack("<I", 1)[:3]], "History", 1)
+    with pytest.raises(FrameInvalid, match="values of 4 bytes"):
+        items.packed_tokens("prompt", 5)
 
 
 def test_an_errors_long_text_is_cut_instead_of_refused() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -21,6 +22,7 @@ from relay.messages import (
     Error,
     ErrorReason,
     Hello,
+    History,
     Prefill,
     Release,
     Round,
@@ -35,6 +37,7 @@ from relay.messages import (
 from relay.transport import Announcement, HeadLink, TailInfo, TailLink
 from tests.relay_messages import PROFILE, hello_for, tail_info
 from tests.unit.test_protocol import GREEDY, FakeTail
+from workers.engine.slottables import SlotTables
 from workers.tail import worker as worker_module
 from workers.tail.engine import TailEngine
 from workers.tail.worker import TailWorker
@@ -179,6 +182,7 @@ def test_a_head_that_does_not_fit_is_refused_and_the_next_one_is_welcome(tail: T
 
 
 ROW = Draft(0, 0, 1, 3, 5, ())
+HISTORY = History((1, 2), (3, 3, 4))
 
 HOSTILE: list[Upward] = [
     chunk(slot=99),
@@ -194,6 +198,13 @@ HOSTILE: list[Upward] = [
     chunk(sampling=Sampling(1e-300, 1, 1.0, 0.0, 2**63 - 1), generation=3),
     chunk(sampling=Sampling(1.7e308, 5, 1e-300, 1e-300, 0), generation=4),
     chunk(token=2**31 - 1, generation=5),
+    chunk(sampling=replace(GREEDY, logit_bias=((2**31 - 1, 1e308),)), generation=6),
+    chunk(sampling=replace(GREEDY, logit_bias=((1, 1e308), (2, -1e308))), generation=7),
+    chunk(sampling=replace(GREEDY, barred=tuple(range(11)), free_from=2**31 - 1, logprobs=20), generation=8),
+    chunk(sampling=replace(GREEDY, repetition_penalty=0.0, temperature=1.0), history=HISTORY, generation=9),
+    chunk(sampling=replace(GREEDY, presence_penalty=1e308, frequency_penalty=-1e308), history=HISTORY, generation=10),
+    chunk(sampling=replace(GREEDY, presence_penalty=1.0), generation=11),
+    chunk(sampling=replace(GREEDY, presence_penalty=1.0), history=History((), (11,)), generation=12),
     Round(1, (ROW, ROW, ROW), hidden(3)),
     Round(1, tuple(Draft(n, 0, 0, 0, 0, ()) for n in range(4096)), hidden(4096)),
     Round(1, (Draft(0, 0, 1, 3, 5, (2**31 - 1,) * 900),), hidden(901)),
@@ -329,6 +340,74 @@ def test_a_chunk_without_memory_is_void_and_its_slot_free_for_the_next_generatio
     shard.most_rows = 1
     (row,) = engine.answer(chunk(generation=1)).rows
     assert isinstance(row, Accepted)
+
+
+# -- processors -------------------------------------------------------------------------------------------------
+
+COUNTING = replace(GREEDY, frequency_penalty=0.125)
+
+
+def counting() -> tuple[TailEngine, NarrowTail, SlotTables, int]:
+    """Slot 0 stands after a prefill of 3 with one token of output told and one chosen."""
+    shard = NarrowTail(2, most_rows=9)
+    tables = SlotTables(2, shard.vocab_size, "cpu")
+    engine = TailEngine(shard, slots=2, max_query=32, tables=tables)  # type: ignore[arg-type]
+    (row,) = engine.answer(chunk(sampling=COUNTING, history=History((), (6,)))).rows
+    assert isinstance(row, Accepted)
+    return engine, shard, tables, row.tokens[0]
+
+
+def counts(tables: SlotTables) -> dict[int, int]:
+    """What slot 0 has counted."""
+    assert tables.counts is not None
+    return {token: count for token, count in enumerate(tables.counts[0].tolist()) if count}
+
+
+def test_what_a_slot_counts_is_its_history_and_each_verdicts_tokens_once() -> None:
+    engine, _, tables, first = counting()
+    expected = Counter([6, first])
+    assert counts(tables) == expected
+    frame = a_round(1, {0: first})
+    (row,) = engine.answer(frame).rows
+    assert isinstance(row, Accepted)
+    expected += Counter(row.tokens)
+    assert counts(tables) == expected
+    assert engine.answer(frame).rows == (row,)  # sent again
+    engine.answer(chunk(sampling=COUNTING, history=History((), (6,))))
+    assert counts(tables) == expected
+
+
+def test_a_prefix_copy_copies_no_counts() -> None:
+    engine, _, tables, _ = counting()
+    following = chunk(slot=1, copy=Copy(0, 0, 3), position=3, sampling=COUNTING, history=History((), ()))
+    (row,) = engine.answer(following).rows
+    assert isinstance(row, Accepted)
+    assert tables.counts is not None
+    assert tables.counts[1].sum() == 1
+
+
+@pytest.mark.parametrize("end", ["released", "without memory", "not finite"])
+def test_a_slot_whose_generation_is_over_counts_nothing_any_more(end: str) -> None:
+    engine, shard, tables, first = counting()
+    if end == "released":
+        engine.answer(Release(1, 0, 0, 1))
+    else:
+        if end == "without memory":
+            shard.most_rows = 0
+        else:
+            shard.logits = lambda hidden: torch.full((len(hidden), 11), torch.nan)  # type: ignore[method-assign]
+        (row,) = engine.answer(a_round(1, {0: first})).rows
+        assert isinstance(row, Void)
+    assert counts(tables) == {}
+
+
+def test_a_new_epoch_begins_with_nothing_counted_in_the_same_place() -> None:
+    _, shard, tables, _ = counting()
+    assert tables.counts is not None
+    address = tables.counts.data_ptr()
+    TailEngine(shard, slots=2, max_query=32, tables=tables)  # type: ignore[arg-type]
+    assert counts(tables) == {}
+    assert tables.counts.data_ptr() == address
 
 
 def test_a_chunk_with_values_that_are_no_numbers_is_void_even_if_it_is_not_the_last() -> None:

@@ -3,35 +3,49 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from relay.messages import Sampling
+from workers.engine.processors import LogitRow, ProcessorRows, process
 from workers.engine.sampling import SamplingRows, choose
+from workers.engine.slottables import SlotTables
 
 
 @dataclass(frozen=True, slots=True)
 class Parameters:
-    """Sampling parameters of `n` rows of logits, at fixed addresses: a computation reads what stands there by then."""
+    """How `n` rows of logits are chosen from, at fixed addresses: a computation reads what stands there by then."""
 
     temperature: Tensor  # float32 [n]
     top_k: Tensor  # int32 [n], 0 = off
     top_p: Tensor  # float32 [n], 1 = off
     min_p: Tensor  # float32 [n], 0 = off
     seed: Tensor  # int64 [n]
+    repetition: Tensor  # float32 [n], 1 = off
+    presence: Tensor  # float32 [n], 0 = off
+    frequency: Tensor  # float32 [n], 0 = off
+    free_from: Tensor  # int64 [n], 0 = off
 
     @classmethod
     def of(cls, rows: Sequence[Sampling], device: torch.device | str = "cpu") -> Parameters:
         """The parameters of these rows."""
-        single = torch.float32
+
+        def column(values: Sequence[float], dtype: torch.dtype = torch.float32) -> Tensor:
+            return torch.tensor(values, dtype=dtype, device=device)
+
         return cls(
-            temperature=torch.tensor([row.temperature for row in rows], dtype=single, device=device),
-            top_k=torch.tensor([row.top_k for row in rows], dtype=torch.int32, device=device),
-            top_p=torch.tensor([row.top_p for row in rows], dtype=single, device=device),
-            min_p=torch.tensor([row.min_p for row in rows], dtype=single, device=device),
-            seed=torch.tensor([row.seed for row in rows], dtype=torch.int64, device=device),
+            temperature=column([row.temperature for row in rows]),
+            top_k=column([row.top_k for row in rows], torch.int32),
+            top_p=column([row.top_p for row in rows]),
+            min_p=column([row.min_p for row in rows]),
+            seed=column([row.seed for row in rows], torch.int64),
+            repetition=column([row.repetition_penalty for row in rows]),
+            presence=column([row.presence_penalty for row in rows]),
+            frequency=column([row.frequency_penalty for row in rows]),
+            free_from=column([row.free_from for row in rows], torch.int64),
         )
 
     @classmethod
@@ -62,21 +76,87 @@ class Chosen:
     finite: Tensor  # bool [n]
 
 
-def has_filter(sampling: Sampling) -> bool:
-    """Whether some tokens are never chosen because they are unlikely."""
-    return sampling.top_k > 0 or sampling.top_p < 1.0 or sampling.min_p > 0.0
+class Needs(NamedTuple):
+    """What some of the rows ask for, decided on the host: nobody pays for what no row needs."""
+
+    #: tokens that are never chosen because they are unlikely
+    cuts: bool
+    penalties: bool
+    bias: bool
+    barred: bool
+
+    @classmethod
+    def of(cls, rows: Sequence[LogitRow]) -> Needs:
+        """What these rows need."""
+        samplings = [row.sampling for row in rows]
+        return cls(
+            cuts=any(row.top_k > 0 or row.top_p < 1.0 or row.min_p > 0.0 for row in samplings),
+            penalties=any(row.has_penalties for row in samplings),
+            bias=any(row.logit_bias for row in samplings),
+            barred=any(row.is_barred for row in rows),
+        )
+
+    @property
+    def processors(self) -> bool:
+        """Whether logits are processed before a token is chosen."""
+        return self.penalties or self.bias or self.barred
 
 
-def choose_rows(logits: Tensor, rows: Parameters, positions: Tensor, *, num_tokens: int, cuts: bool) -> Chosen:
-    """The token of every row by the rule of `workers.engine.sampling`.
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What processors look at, beside a row's own parameters."""
+
+    tables: SlotTables
+    slots: Tensor  # int64 [n]
+    #: int64 [n, K], the drafted tokens in front of each row, negative behind their end; None for none
+    prefixes: Tensor | None
+
+
+def choose_rows(
+    logits: Tensor, rows: Parameters, positions: Tensor, needs: Needs, context: Context, *, num_tokens: int
+) -> Chosen:
+    """The token of every row by the rules of `workers.engine.processors` and `workers.engine.sampling`.
 
     Args:
         logits: [n, at least `num_tokens`], any float dtype.
         rows: their parameters.
         positions: int64 [n], absolute position of the token being chosen.
+        needs: what is left out is ignored in every row.
+        context: for the processors.
         num_tokens: ids from here on are padding and never chosen.
-        cuts: whether some row may have a filter on; without, filters are ignored.
     """
+    if not needs.processors:
+        return _choose(logits, rows, positions, num_tokens=num_tokens, cuts=needs.cuts)
+    real = logits[:, :num_tokens].float()
+    scores = process(real, _processors(rows, needs, context), context.tables, positions, context.prefixes)
+    chosen = _choose(scores, rows, positions, num_tokens=num_tokens, cuts=needs.cuts)
+    return replace(chosen, finite=real.isfinite().all(dim=-1))
+
+
+def choose_at(logits: Tensor, rows: Sequence[LogitRow], tables: SlotTables, prefixes: Tensor | None) -> Tensor:
+    """The token of each of these rows, int64 [n], from float32 logits [n, vocab] that are finite."""
+    device = logits.device
+    positions = torch.tensor([row.position for row in rows], device=device)
+    scores = process(logits, ProcessorRows.from_rows(rows, device), tables, positions, prefixes)
+    return choose(scores, SamplingRows.from_rows([row.sampling for row in rows], device), positions)
+
+
+def _processors(rows: Parameters, needs: Needs, context: Context) -> ProcessorRows:
+    """All rows: one without processors is only added zeros and multiplied with ones."""
+    return ProcessorRows(
+        places=torch.arange(len(rows.seed), device=rows.seed.device),
+        slots=context.slots,
+        repetition=rows.repetition[:, None],
+        presence=rows.presence[:, None],
+        frequency=rows.frequency[:, None],
+        free_from=rows.free_from[:, None],
+        with_penalties=needs.penalties,
+        with_bias=needs.bias,
+        with_barred=needs.barred,
+    )
+
+
+def _choose(logits: Tensor, rows: Parameters, positions: Tensor, *, num_tokens: int, cuts: bool) -> Chosen:
     if logits.is_cuda:
         from workers.engine.kernels import choose as kernels  # only machines with a GPU have Triton
 

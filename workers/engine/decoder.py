@@ -30,14 +30,16 @@ def fits(base: PreTrainedModel, config: PreTrainedConfig) -> bool:
     """Whether `Decoder` computes what `base` does."""
     if config.model_type not in MODEL_TYPES or config.hidden_act != "silu":
         return False
-    linears = [module for module in base.layers.modules() if "proj" in type(module).__name__.lower() or _is_linear(module)]
-    plain = all(type(module) is nn.Linear for module in linears)
-    biased = {name.split(".")[-2] for name, _ in base.layers.named_parameters() if name.endswith("proj.bias")}
-    return plain and biased <= {"q_proj", "k_proj", "v_proj"}
-
-
-def _is_linear(module: nn.Module) -> bool:
-    return isinstance(module, nn.Linear)
+    model: Any = base
+    projections = {
+        name: module for name, module in model.layers.named_modules() if name.rpartition(".")[2].endswith("_proj")
+    }
+    biased = {name.rpartition(".")[2] for name, module in projections.items() if module.bias is not None}
+    return all(type(module) is nn.Linear for module in projections.values()) and biased <= {
+        "q_proj",
+        "k_proj",
+        "v_proj",
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +61,9 @@ class _Layer:
 class Decoder:
     """Runs all layers of a half over rows of its slot cache."""
 
-    def __init__(self, base: PreTrainedModel, config: PreTrainedConfig, cache: SlotCache, *, exact: bool = False) -> None:
+    def __init__(
+        self, base: PreTrainedModel, config: PreTrainedConfig, cache: SlotCache, *, exact: bool = False
+    ) -> None:
         """`exact`: a token's bits depend on nothing but the tokens before it, at the price of some speed."""
         model: Any = base
         self._embedding = model.embed_tokens
@@ -114,9 +118,7 @@ class Decoder:
 
     def _attend(self, number: int, qkv: Tensor, slots: Tensor, starts: Tensor, longest: int) -> Tensor:
         layer, keys, values = self._layers[number], self._cache.keys[number], self._cache.values[number]
-        query = rotate_and_store(
-            qkv, self._cosines, self._sines, layer.head_gains, slots, starts, keys, values
-        )
+        query = rotate_and_store(qkv, self._cosines, self._sines, layer.head_gains, slots, starts, keys, values)
         return attend(
             query,
             keys,
@@ -133,7 +135,7 @@ class Decoder:
 
 def _layer(layer: Any, window: int | None) -> _Layer:
     attention, mlp = layer.self_attn, layer.mlp
-    biases = [linear.bias for linear in (attention.q_proj, attention.k_proj, attention.v_proj)]
+    biases = [module.bias for module in (attention.q_proj, attention.k_proj, attention.v_proj)]
     gains = None
     if hasattr(attention, "q_norm"):
         norm = attention.q_norm
@@ -153,11 +155,11 @@ def _layer(layer: Any, window: int | None) -> _Layer:
 
 def _joined(linears: list[nn.Linear]) -> Tensor:
     """The layers' weights behind each other; theirs become views of it, so nothing is held twice."""
-    joined = torch.cat([linear.weight for linear in linears])
+    joined = torch.cat([module.weight for module in linears])
     begin = 0
-    for linear in linears:
-        end = begin + linear.weight.shape[0]
-        linear.weight = nn.Parameter(joined[begin:end], requires_grad=False)
+    for module in linears:
+        end = begin + module.weight.shape[0]
+        module.weight = nn.Parameter(joined[begin:end], requires_grad=False)
         begin = end
     return joined
 

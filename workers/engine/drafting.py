@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from relay.messages import Sampling
-from workers.engine.choosing import Parameters, choose_rows, has_filter
+from workers.engine.choosing import Context, Needs, Parameters, choose_rows
 from workers.engine.graphs import Bucket, Graphs
+from workers.engine.processors import LogitRow
+from workers.engine.slottables import SlotTables
 
 if TYPE_CHECKING:
     from workers.engine.shard import WholeModel
@@ -20,42 +21,37 @@ def draft_recorded(
     model: WholeModel,
     graphs: Graphs,
     pairs: Sequence[Sequence[int]],
-    slots: Sequence[int],
-    starts: Sequence[int],
-    rows: Sequence[Sampling],
+    rows: Sequence[LogitRow],
+    tables: SlotTables,
     *,
     steps: int,
-    num_tokens: int,
 ) -> tuple[Tensor, Tensor]:
     """Draft `steps` tokens for every row, each fed to find the next.
 
     Args:
         model: with `graphs`.
-        pairs: one or two tokens of each row, the last one its base token.
-        slots: of the model's cache.
-        starts: the absolute position of each row's first token here.
-        rows: how their tokens are chosen.
+        pairs: the last one or two tokens of each row.
+        rows: where each row's first drafted token belongs.
+        tables: for the rows' processors; tokens that they have no column for are never drafted.
         steps: tokens wanted; rounded up to a power of two, so the model's cache needs places for that.
-        num_tokens: ids from here on are never drafted.
 
     Returns:
         Tokens, int64 [steps, rows], and the drafter's own probability of each, float32; on the CPU.
     """
     most = 1 << (steps - 1).bit_length()
-    longest = max(start + len(pair) for start, pair in zip(starts, pairs, strict=True)) + most - 1
-    bucket = model.bucket(len(pairs), 2, longest)
-    cuts = any(map(has_filter, rows))
+    bucket = model.bucket(len(pairs), 2, max(row.position for row in rows) + most - 1)
+    needs = Needs.of(rows)
     graph = graphs.get(
-        ("draft", bucket, most, cuts),
+        ("draft", bucket, most, needs),
         lambda: _buffers(model, bucket),
-        lambda **inputs: _draft(model, bucket.longest, most, num_tokens, cuts, **inputs),
+        lambda **inputs: _draft(model, tables, bucket.longest, most, needs, **inputs),
     )
     outputs = graph.run(
         inputs=torch.tensor([[*pair, 0][:2] for pair in pairs], dtype=torch.int64),
-        slots=model.with_scratch(torch.tensor(slots, dtype=torch.int64), bucket),
-        starts=torch.tensor(starts, dtype=torch.int64),
+        slots=model.with_scratch(torch.tensor([row.slot for row in rows], dtype=torch.int64), bucket),
+        starts=torch.tensor([row.position - len(pair) for row, pair in zip(rows, pairs, strict=True)]),
         last=torch.tensor([len(pair) - 1 for pair in pairs], dtype=torch.int64),
-        **Parameters.of(rows).tensors(),
+        **Parameters.of([row.sampling for row in rows]).tensors(),
     )
     tokens, confidence = outputs["drafted"].cpu().unbind(0)
     kept = slice(steps), slice(len(pairs))
@@ -70,10 +66,10 @@ def _buffers(model: WholeModel, bucket: Bucket) -> dict[str, Tensor]:
 
 def _draft(
     model: WholeModel,
+    tables: SlotTables,
     longest: int,
     steps: int,
-    num_tokens: int,
-    cuts: bool,
+    needs: Needs,
     *,
     inputs: Tensor,
     slots: Tensor,
@@ -86,9 +82,12 @@ def _draft(
     hidden = model.run(inputs, slots, starts, longest)  # [rows, 2, hidden]
     ends = torch.arange(len(slots), device=slots.device) * 2 + last
     hidden = hidden.flatten(0, 1).index_select(0, ends)
-    tokens, confidence = [], []
+    tokens: list[Tensor] = []
+    confidence: list[Tensor] = []
     for step in range(steps):
-        chosen = choose_rows(model.raw_logits(hidden), rows, places + 1, num_tokens=num_tokens, cuts=cuts)
+        context = Context(tables, slots, torch.stack(tokens, dim=1) if tokens else None)
+        logits = model.raw_logits(hidden)
+        chosen = choose_rows(logits, rows, places + 1, needs, context, num_tokens=tables.vocab_size)
         tokens.append(chosen.tokens)
         confidence.append(chosen.confidence)
         if step < steps - 1:

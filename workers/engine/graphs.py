@@ -57,7 +57,7 @@ class CudaRecorder:
         self._pool = torch.cuda.graph_pool_handle()
 
     def record(self, compute: Callable[[], None]) -> Callable[[], None]:
-        current, side = torch.cuda.current_stream(self._device), torch.cuda.Stream(self._device)
+        current, side = torch.cuda.current_stream(self._device), torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         side.wait_stream(current)
         with torch.cuda.stream(side):
             for _ in range(_WARM_UPS):
@@ -65,7 +65,10 @@ class CudaRecorder:
         current.wait_stream(side)
         graph = torch.cuda.CUDAGraph()
         # other threads may use another device meanwhile
-        with torch.cuda.device(self._device), torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+        with (
+            torch.cuda.device(self._device),
+            torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"),
+        ):
             compute()
         return graph.replay
 

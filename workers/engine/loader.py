@@ -74,7 +74,9 @@ def load_tail(
     base, short = _load_base(plan, split, plan.config.num_hidden_layers, embeddings=False, final_norm=True)
     if plan.family.embedding_scale is not None:
         setattr(base, plan.family.embedding_scale, 1.0)
-    return TailShard(base, _load_lm_head(plan, None), short, plan.family, plan.capacity, eager=plan.eager, mode=plan.mode)
+    return TailShard(
+        base, _load_lm_head(plan, None), short, plan.family, plan.capacity, eager=plan.eager, mode=plan.mode
+    )
 
 
 def load_whole(

@@ -11,12 +11,13 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from relay.messages import Sampling
 from workers.engine.attention import masks_by_layer_type
 from workers.engine.drafting import draft_recorded
 from workers.engine.families import Family, MaskStyle, mask_windows, transform_logits
 from workers.engine.graphs import Bucket, Graphs, bucket_of, recorder_for
 from workers.engine.kvcache import RowsOfCache, SlotCache
+from workers.engine.processors import LogitRow
+from workers.engine.slottables import SlotTables
 
 if TYPE_CHECKING:
     from workers.engine.decoder import Decoder
@@ -184,9 +185,7 @@ class Half:
             lambda: self.padding(bucket, inputs),
             lambda inputs, slots, starts: {"hidden": self.run(inputs, slots, starts, bucket.longest)},
         )
-        outputs = graph.run(
-            inputs=_wider(inputs, bucket.query), slots=self.with_scratch(slots, bucket), starts=starts
-        )
+        outputs = graph.run(inputs=_wider(inputs, bucket.query), slots=self.with_scratch(slots, bucket), starts=starts)
         return outputs["hidden"][:rows, :query]
 
     def with_scratch(self, slots: Tensor, bucket: Bucket) -> Tensor:
@@ -251,19 +250,10 @@ class WholeModel(_WithLMHead):
 
     @torch.inference_mode()
     def draft(
-        self,
-        pairs: Sequence[Sequence[int]],
-        slots: Sequence[int],
-        starts: Sequence[int],
-        rows: Sequence[Sampling],
-        *,
-        steps: int,
-        num_tokens: int,
+        self, pairs: Sequence[Sequence[int]], rows: Sequence[LogitRow], tables: SlotTables, *, steps: int
     ) -> tuple[Tensor, Tensor] | None:
-        """The loop of a draft as one computation, see `workers.engine.drafting.draft_recorded`; None if not recorded."""
-        if self._graphs is None:
-            return None
-        return draft_recorded(self, self._graphs, pairs, slots, starts, rows, steps=steps, num_tokens=num_tokens)
+        """The loop of a draft at once, see `workers.engine.drafting.draft_recorded`; None if it is not recorded."""
+        return None if self._graphs is None else draft_recorded(self, self._graphs, pairs, rows, tables, steps=steps)
 
 
 def _wider(rows: Tensor, query: int) -> Tensor:
@@ -278,7 +268,11 @@ def _wider(rows: Tensor, query: int) -> Tensor:
 def make_decoder(base: PreTrainedModel, config: PreTrainedConfig, cache: SlotCache, mode: Mode) -> Decoder | None:
     """Fused layers for a GPU that has tensor cores for them, and a model that they fit; else None."""
     device = cache.keys.device
-    if not (mode.graphs or mode.exact) or device.type != "cuda" or torch.cuda.get_device_capability(device) < FUSED_FROM:
+    if (
+        not (mode.graphs or mode.exact)
+        or device.type != "cuda"
+        or torch.cuda.get_device_capability(device) < FUSED_FROM
+    ):
         return None
     from workers.engine.decoder import Decoder, fits  # only machines with a GPU have Triton
 

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 from torch import Tensor
 
-from relay.messages import Sampling
-from workers.engine.choosing import Parameters, choose_rows, has_filter
+from workers.engine.choosing import Context, Needs, Parameters, choose_at, choose_rows
 from workers.engine.graphs import Bucket, Graphs
-from workers.engine.sampling import SamplingRows, choose
+from workers.engine.processors import LogitRow, draft_prefixes
 from workers.engine.shard import TailShard
-from workers.engine.tensors import packed_places, pad_rows, padded_places
+from workers.engine.slottables import SlotTables
+from workers.engine.tensors import pack_rows, pad_rows, padded_places
 from workers.engine.verify import verify
 
 
@@ -23,16 +24,29 @@ class VerifyRows:
 
     #: packed [sum of the rows' tokens, hidden], on the half's device
     hidden: Tensor
-    slots: Sequence[int]
-    #: absolute positions of the base tokens
-    starts: Sequence[int]
+    #: where the token behind each row's base token belongs
+    rows: Sequence[LogitRow]
     drafts: Sequence[Sequence[int]]
-    samplings: Sequence[Sampling]
 
     @property
     def counts(self) -> list[int]:
         """Tokens of each row."""
         return [1 + len(draft) for draft in self.drafts]
+
+    @property
+    def slots(self) -> list[int]:
+        """Each row's slot."""
+        return [row.slot for row in self.rows]
+
+    @property
+    def starts(self) -> list[int]:
+        """Absolute positions of the base tokens."""
+        return [row.position - 1 for row in self.rows]
+
+    @property
+    def wants_logprobs(self) -> bool:
+        """Whether some row asks for log probabilities."""
+        return any(row.sampling.logprobs is not None for row in self.rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,36 +59,51 @@ class Verified:
     following: list[int]
     #: whether all of the row's logits are finite
     finite: list[bool]
+    #: the model's own logits [n, vocab], for rows that want log probabilities; None if none does. Good until the next
+    #: forward
+    logits: Tensor | None
+    #: where each row's begin
+    places: list[int]
 
 
-def verify_rows(shard: TailShard, rows: VerifyRows) -> Verified:
+def verify_rows(shard: TailShard, tables: SlotTables, rows: VerifyRows) -> Verified:
     """Run rows through the half, choose a token at each of their positions, and see how much of their drafts holds."""
     if shard.graphs is not None:
-        return _verify_recorded(shard, shard.graphs, rows)
-    logits, counts = logits_of(shard, rows), rows.counts
-    per_token = [row for row, count in zip(rows.samplings, counts, strict=True) for _ in range(count)]
-    positions = [start + 1 + i for start, count in zip(rows.starts, counts, strict=True) for i in range(count)]
-    chosen = choose(
-        logits, SamplingRows.from_rows(per_token, logits.device), torch.tensor(positions, device=logits.device)
-    )
-    choices = pad_rows(chosen, counts)  # [rows, K + 1]
+        return _verify_recorded(shard, shard.graphs, tables, rows)
+    logits, counts = _logits(shard, rows), rows.counts
+    places = [
+        row._replace(position=row.position + depth)
+        for row, count in zip(rows.rows, counts, strict=True)
+        for depth in range(count)
+    ]
+    counted = any(row.sampling.has_penalties for row in rows.rows)
+    prefixes = draft_prefixes(rows.drafts, logits.device) if counted else None
+    choices = pad_rows(choose_at(logits, places, tables, prefixes), counts)  # [rows, K + 1]
     drafts = _padded(rows.drafts, choices.shape[1] - 1).to(choices.device)
     accepted = verify(choices, drafts, torch.tensor(counts, device=choices.device) - 1)
     following = choices.gather(1, accepted[:, None])[:, 0]
     finite = [bool(part.all()) for part in torch.split(logits.isfinite().all(dim=-1).cpu(), counts)]
-    return Verified(accepted.tolist(), following.tolist(), finite)
+    begins = list(accumulate(counts, initial=0))[:-1]
+    return Verified(accepted.tolist(), following.tolist(), finite, logits if rows.wants_logprobs else None, begins)
 
 
-def _verify_recorded(shard: TailShard, graphs: Graphs, rows: VerifyRows) -> Verified:
+def _logits(shard: TailShard, rows: VerifyRows) -> Tensor:
+    """The float32 logits [sum of the rows' tokens, vocab]."""
+    hidden = pad_rows(rows.hidden, rows.counts)
+    output = shard.forward(hidden, torch.tensor(rows.slots), torch.tensor(rows.starts))
+    return shard.logits(pack_rows(output, rows.counts))
+
+
+def _verify_recorded(shard: TailShard, graphs: Graphs, tables: SlotTables, rows: VerifyRows) -> Verified:
     """Forward, LM head, choice and verification of a round as one recorded computation."""
     counts = rows.counts
     longest = max(start + count for start, count in zip(rows.starts, counts, strict=True))
     bucket = shard.bucket(len(counts), max(counts), longest)
-    cuts = any(map(has_filter, rows.samplings))
+    needs, keeps_logits = Needs.of(rows.rows), rows.wants_logprobs
     graph = graphs.get(
-        ("verify", bucket, cuts),
+        ("verify", bucket, needs, keeps_logits),
         lambda: _buffers(shard, bucket),
-        lambda **inputs: _verify(shard, bucket, cuts, **inputs),
+        lambda **inputs: _verify(shard, tables, bucket, needs, keeps_logits, **inputs),
     )
     outputs = graph.run(
         packed=rows.hidden,
@@ -83,21 +112,11 @@ def _verify_recorded(shard: TailShard, graphs: Graphs, rows: VerifyRows) -> Veri
         starts=torch.tensor(rows.starts, dtype=torch.int64),
         drafts=_padded(rows.drafts, bucket.query - 1),
         lengths=torch.tensor(counts, dtype=torch.int64) - 1,
-        **Parameters.of(rows.samplings).tensors(),
+        **Parameters.of([row.sampling for row in rows.rows]).tensors(),
     )
     accepted, following, finite = outputs["verdicts"].cpu()[:, : len(counts)].tolist()
-    return Verified(accepted, following, [bool(flag) for flag in finite])
-
-
-def logits_of(shard: TailShard, rows: VerifyRows) -> Tensor:
-    """The float32 logits [sum of the rows' tokens, vocab] of rows whose tokens are chosen elsewhere."""
-    counts = rows.counts
-    query = max(counts)
-    places = torch.tensor(padded_places(counts, query), device=rows.hidden.device)
-    hidden = rows.hidden.index_select(0, places).reshape(len(counts), query, -1)
-    output = shard.forward(hidden, torch.tensor(rows.slots), torch.tensor(rows.starts))
-    packed = torch.tensor(packed_places(counts, query), device=output.device)
-    return shard.logits(output.flatten(0, 1).index_select(0, packed))
+    places = [index * bucket.query for index in range(len(counts))]
+    return Verified(accepted, following, [bool(flag) for flag in finite], outputs.get("logits"), places)
 
 
 def _padded(drafts: Sequence[Sequence[int]], most: int) -> Tensor:
@@ -124,8 +143,10 @@ def _buffers(shard: TailShard, bucket: Bucket) -> dict[str, Tensor]:
 
 def _verify(
     shard: TailShard,
+    tables: SlotTables,
     bucket: Bucket,
-    cuts: bool,
+    needs: Needs,
+    keeps_logits: bool,
     *,
     packed: Tensor,
     places: Tensor,
@@ -138,15 +159,22 @@ def _verify(
     """The computation itself, on the device."""
     rows, query = bucket.rows, bucket.query
     hidden = packed.index_select(0, places).reshape(rows, query, -1)
-    output = shard.run(hidden, slots, starts, bucket.longest)
-    logits = shard.raw_logits(output.flatten(0, 1))
+    logits = shard.raw_logits(shard.run(hidden, slots, starts, bucket.longest).flatten(0, 1))
     offsets = torch.arange(query, device=starts.device)
-    positions = (starts[:, None] + 1 + offsets).flatten()
-    per_token = Parameters(**parameters).repeat(query)
-    chosen = choose_rows(logits, per_token, positions, num_tokens=shard.vocab_size, cuts=cuts)
+    # in front of the row at offset i stand the first i drafted tokens
+    prefixes = drafts[:, None, :].where(offsets[: query - 1] < offsets[:, None], -1).flatten(0, 1)
+    chosen = choose_rows(
+        logits,
+        Parameters(**parameters).repeat(query),
+        (starts[:, None] + 1 + offsets).flatten(),
+        needs,
+        Context(tables, slots.repeat_interleave(query), prefixes),
+        num_tokens=shard.vocab_size,
+    )
     choices = chosen.tokens.reshape(rows, query)
     accepted = verify(choices, drafts, lengths)
     following = choices.gather(1, accepted[:, None])[:, 0]
     finite = (chosen.finite.reshape(rows, query) | (offsets > lengths[:, None])).all(dim=1)
     # one tensor, so that one copy brings all to the host
-    return {"verdicts": torch.stack((accepted, following, finite.long()))}
+    verdicts = {"verdicts": torch.stack((accepted, following, finite.long()))}
+    return {**verdicts, "logits": logits} if keeps_logits else verdicts

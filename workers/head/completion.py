@@ -15,9 +15,9 @@ _REPLACEMENT = "\ufffd"
 class Completion:
     """The completion of one job, cut token by token.
 
-    It ends with the first token that is an end-of-sequence token, completes a stop string, or is number
+    It ends with the first token that is an end-of-sequence or stop token, completes a stop string, or is number
     `max_tokens`; tokens behind the end are dropped, even if the target accepted them in the same round. The
-    text never holds a stop string, nor special tokens, nor the end-of-sequence token.
+    text never holds a stop string that ended it, nor special tokens, nor the token that ended it.
 
     Args:
         tokenizer: the target's (`backend_tokenizer` of a transformers tokenizer).
@@ -25,6 +25,9 @@ class Completion:
         stop: none of them empty.
         ignore_eos: take end-of-sequence tokens for ordinary ones.
         eos_ids: every end-of-sequence token of the target.
+        stop_ids: tokens that end this text as end-of-sequence tokens do, whatever `ignore_eos` says.
+        min_tokens: the first so many tokens end nothing: neither as end-of-sequence or stop token, nor by completing a
+            stop string (as in vLLM). Only `max_tokens` does.
 
     Raises:
         ValueError: `max_tokens` below 1 or an empty stop string.
@@ -38,6 +41,8 @@ class Completion:
         stop: Sequence[str] = (),
         ignore_eos: bool = False,
         eos_ids: Iterable[int] = (),
+        stop_ids: Iterable[int] = (),
+        min_tokens: int = 0,
     ) -> None:
         if max_tokens < 1:
             raise ValueError(f"max_tokens must be at least 1, not {max_tokens}")
@@ -47,7 +52,8 @@ class Completion:
         self._max_tokens = max_tokens
         self._stop = tuple(stop)
         self._longest_stop = max(map(len, self._stop), default=0)
-        self._eos = frozenset() if ignore_eos else frozenset(eos_ids)
+        self._ending = frozenset(stop_ids) | (frozenset() if ignore_eos else frozenset(eos_ids))
+        self._min_tokens = min_tokens
         self._stream = TextStream(tokenizer)
         self._tokens: list[int] = []
         self._text: str | None = None
@@ -89,12 +95,13 @@ class Completion:
 
     def _append(self, token: int) -> None:
         self._tokens.append(token)
-        if token in self._eos:
+        may_end = len(self._tokens) > self._min_tokens
+        if may_end and token in self._ending:
             self._finish(FinishReason.STOP, self._decoded(self._tokens[:-1]))
             return
         num_searched = len(self._stream.text)
         self._stream.append(token)
-        cut = self._first_stop(num_searched)
+        cut = self._first_stop(num_searched) if may_end else None
         if cut is not None:
             self._finish(FinishReason.STOP, self._stream.text[:cut])
         elif len(self._tokens) == self._max_tokens:
@@ -102,8 +109,7 @@ class Completion:
 
     def _first_stop(self, num_searched: int) -> int | None:
         """Where the earliest stop string begins that ends behind the first `num_searched` characters."""
-        begin = max(0, num_searched - self._longest_stop + 1)
-        found = (self._stream.text.find(stop, begin) for stop in self._stop)
+        found = (self._stream.text.find(stop, max(0, num_searched - len(stop) + 1)) for stop in self._stop)
         return min((place for place in found if place >= 0), default=None)
 
     def _num_unsure(self, text: str) -> int:

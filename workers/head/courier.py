@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from relay.errors import LinkLost
@@ -81,6 +81,8 @@ class Courier:
         self._clock = clock
         self._number = 0
         self._in_flight: dict[int, InFlight] = {}
+        #: by slot, from its newest last chunk on: likeliest tokens wanted at each position, None for no logprobs
+        self._num_top: dict[int, int | None] = {}
 
     def next_number(self) -> int:
         """A fresh frame number."""
@@ -90,6 +92,8 @@ class Courier:
     def send(self, lane: int, frame: Frame) -> int:
         """Send a frame and await its verdict; returns the frame's size in bytes."""
         now = self._clock()
+        if isinstance(frame, Prefill) and frame.last:
+            self._num_top[frame.slot] = frame.sampling.logprobs
         num_bytes = self._link.send(lane, frame)
         self._in_flight[frame.number] = InFlight(lane, frame, now, now, num_bytes)
         return num_bytes
@@ -114,7 +118,7 @@ class Courier:
         in_flight = self._in_flight.get(verdict.number)
         if in_flight is None:  # the second answer to a frame that was sent twice
             return None
-        problem = misfit(in_flight.frame, verdict, self._vocab_size)
+        problem = misfit(in_flight.frame, verdict, self._vocab_size, self._num_top)
         if problem is not None:
             log.warning("verdict on frame %d dropped: %s", verdict.number, problem)
             return None
@@ -144,19 +148,37 @@ class Courier:
                 in_flight.num_bytes += self._link.send(in_flight.lane, in_flight.frame)
 
 
-def misfit(frame: Frame, verdict: Verdict, vocab_size: int) -> str | None:
-    """Why a verdict is no answer to this frame; None if it is one."""
+def misfit(frame: Frame, verdict: Verdict, vocab_size: int, num_top: Mapping[int, int | None]) -> str | None:
+    """Why a verdict is no answer to this frame; None if it is one. `num_top`: as `Courier` knows it of every slot."""
     rows = frame.rows if isinstance(frame, Round) else (frame,)
     if len(verdict.rows) != len(rows):
         return f"it answers {len(verdict.rows)} rows of {len(rows)}"
     for row, answer in zip(rows, verdict.rows, strict=True):
         if (answer.slot, answer.generation, answer.round) != (row.slot, row.generation, row.round):
             return f"its answer for slot {row.slot} belongs to another row"
-        if isinstance(answer, Accepted) and not _answers(row, answer):
+        if not isinstance(answer, Accepted):
+            continue
+        if not _answers(row, answer):
             return f"what it accepts for slot {row.slot} was not proposed"
-        if isinstance(answer, Accepted) and any(token >= vocab_size for token in answer.tokens):
+        if any(token >= vocab_size for token in _tokens_of(answer)):
             return f"a token for slot {row.slot} is not in the vocabulary of {vocab_size}"
+        if not _has_logprobs(answer, num_top.get(row.slot), vocab_size):
+            return f"the log probabilities for slot {row.slot} are not those asked for"
     return None
+
+
+def _tokens_of(answer: Accepted) -> Iterator[int]:
+    yield from answer.tokens
+    for logprobs in answer.logprobs:
+        yield from logprobs.top
+
+
+def _has_logprobs(answer: Accepted, num_top: int | None, vocab_size: int) -> bool:
+    """Whether there are log probabilities for every token, of so many likeliest ones, or none if `num_top` is None."""
+    if num_top is None:
+        return not answer.logprobs
+    wanted = min(num_top, vocab_size)
+    return len(answer.logprobs) == len(answer.tokens) and all(len(each.top) == wanted for each in answer.logprobs)
 
 
 def _answers(row: Draft | Prefill | Release, answer: Accepted) -> bool:

@@ -272,9 +272,10 @@ class HeadEngine:
             position=chunk.start,
             token=tokens[-1],
             last=chunk.last,
-            sampling=job.sampling,
+            sampling=job.sampling if chunk.last else job.sampling.without_processors,
             copy=copy,
             hidden=self._forward.run([tokens], [slot.index], [chunk.start]),
+            history=job.history if chunk.last else None,
         )
 
     # -- collect ----------------------------------------------------------------------------------------------
@@ -330,7 +331,7 @@ class HeadEngine:
     def _commit(self, slot: HeadSlot, answer: Accepted, num_drafted: int | None = None) -> None:
         """Take a verdict's tokens into the job's text; `num_drafted` is None for prefill's own token."""
         job = _job(slot)
-        kept, reason = job.commit(answer.tokens)
+        kept, reason = job.commit(answer.tokens, answer.logprobs)
         if num_drafted is not None:
             job.ledger.count_round(drafted=num_drafted, accepted=answer.accepted, kept=kept)
         slot.hold(len(job.tokens) - 1)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from relay.messages import Sampling
+from relay.messages import History, Sampling, TokenLogprobs
 from tasks.generation import FailureType, FinishReason, GenerationTask, Outcome, StopReason
 from workers.head.completion import Completion
 from workers.head.ledger import Ledger
+from workers.head.likelihoods import Likelihoods
 
 
 @dataclass(slots=True, eq=False)
@@ -27,6 +28,8 @@ class Job:
     restarts: int = 0
     #: engines died over this job: it runs alone, so that it takes no other one with it
     suspect: bool = False
+    #: None where the request asks for none
+    likelihoods: Likelihoods | None = None
 
     @property
     def task_id(self) -> str:
@@ -38,12 +41,24 @@ class Job:
         """Tokens the job may still commit."""
         return self.max_tokens - (len(self.tokens) - self.num_prompt)
 
-    def commit(self, tokens: tuple[int, ...]) -> tuple[int, FinishReason | None]:
+    @property
+    def history(self) -> History | None:
+        """What a tail must know of the tokens so far beside their hidden states: None without penalties."""
+        if not self.sampling.has_penalties:
+            return None
+        num_told = self.num_prompt if self.sampling.repetition_penalty != 1.0 else 0
+        return History(tuple(set(self.tokens[:num_told])), tuple(self.tokens[self.num_prompt :]))
+
+    def commit(
+        self, tokens: tuple[int, ...], logprobs: tuple[TokenLogprobs, ...] = ()
+    ) -> tuple[int, FinishReason | None]:
         """Append verified tokens up to the end of the text; returns how many were kept, and why it ended."""
         before = self.completion.num_tokens
         reason = self.completion.commit(tokens)
         kept = self.completion.num_tokens - before
         self.tokens.extend(tokens[:kept])
+        if self.likelihoods is not None:
+            self.likelihoods.extend(tokens[:kept], logprobs)
         self.restarts = 0
         self.ledger.commit(kept)
         return kept, reason
@@ -86,6 +101,7 @@ class Job:
             failure_message=message,
             metrics=self.ledger.metrics(),
             stopped=stopped,
+            logprobs=() if self.likelihoods is None else self.likelihoods.told,
         )
 
     def never_begun(self, head: str, reason: StopReason) -> Outcome:

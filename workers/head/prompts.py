@@ -8,10 +8,13 @@ from typing import Any
 
 from jinja2 import TemplateError
 
+from relay.fields import MAX_ALTERNATIVES, MAX_BARRED, MAX_BIASES, MAX_HISTORY
 from relay.messages import Sampling
 from tasks.generation import FailureType, GenerationRequest, GenerationTask
 from workers.head.completion import Completion
 from workers.head.jobs import Job
+from workers.head.likelihoods import Likelihoods
+from workers.head.spelling import Spelling
 
 
 class PromptRejected(Exception):
@@ -32,8 +35,12 @@ class PromptReader:
     vocab_size: int
     #: longest prompt + completion, in tokens
     context: int
+    _spelling: Spelling = field(init=False)
     # a fast tokenizer refuses to be used by two threads at once
     _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_spelling", Spelling(self.tokenizer.backend_tokenizer))
 
     def read(self, task: GenerationTask) -> Job:
         """The job of a task. Raises PromptRejected."""
@@ -42,20 +49,66 @@ class PromptReader:
             prompt = self._tokens(request)
         self._check(prompt)
         max_tokens = min(request.max_tokens, self.context - len(prompt))
+        sampling = self._sampling(request, len(prompt))
+        self._check_sampling(sampling, request, max(len(set(prompt)), max_tokens))
         return Job(
             task=task,
-            sampling=Sampling(request.temperature, request.top_k, request.top_p, request.min_p, request.seed),
+            sampling=sampling,
             completion=Completion(
                 self.tokenizer.backend_tokenizer,
                 max_tokens=max_tokens,
                 stop=request.stop,
                 ignore_eos=request.ignore_eos,
                 eos_ids=self.eos,
+                stop_ids=request.stop_token_ids,
+                min_tokens=request.min_tokens,
             ),
             tokens=list(prompt),
             num_prompt=len(prompt),
             max_tokens=max_tokens,
+            likelihoods=None if request.logprobs is None else Likelihoods(self._spelling),
         )
+
+    def _sampling(self, request: GenerationRequest, num_prompt: int) -> Sampling:
+        """The request's sampling: what would end the text is barred while it has less than `min_tokens`."""
+        eos = () if request.ignore_eos else tuple(token for token in self.eos if token < self.vocab_size)
+        ending = (*eos, *request.stop_token_ids)
+        has_minimum = request.min_tokens > 0 and bool(ending)
+        return Sampling(
+            temperature=request.temperature,
+            top_k=request.top_k,
+            top_p=request.top_p,
+            min_p=request.min_p,
+            seed=request.seed,
+            repetition_penalty=request.repetition_penalty,
+            presence_penalty=request.presence_penalty,
+            frequency_penalty=request.frequency_penalty,
+            logit_bias=tuple((each.token, each.bias) for each in request.logit_bias),
+            barred=tuple(sorted(set(ending))) if has_minimum else (),
+            free_from=min(num_prompt + request.min_tokens, self.context) if has_minimum else 0,
+            logprobs=request.logprobs,
+        )
+
+    def _check_sampling(self, sampling: Sampling, request: GenerationRequest, num_counted: int) -> None:
+        """Refuse what the model, or a frame, has no room for; a penalty counts up to `num_counted` tokens."""
+        told = {"logit_bias": [token for token, _ in sampling.logit_bias], "stop_token_ids": request.stop_token_ids}
+        for name, tokens in told.items():
+            unknown = next((token for token in tokens if not 0 <= token < self.vocab_size), None)
+            if unknown is not None:
+                raise PromptRejected(
+                    FailureType.INVALID_PROMPT,
+                    f"{name}: token id {unknown} is not in 0..{self.vocab_size - 1}, the model's vocabulary of "
+                    f"{self.vocab_size}",
+                )
+        limits = (
+            ("logit_bias", len(sampling.logit_bias), MAX_BIASES),
+            ("stop_token_ids", len(sampling.barred), MAX_BARRED),
+            ("logprobs", sampling.logprobs or 0, MAX_ALTERNATIVES),
+            ("tokens that penalties count", num_counted if sampling.has_penalties else 0, MAX_HISTORY),
+        )
+        for name, number, most in limits:
+            if number > most:
+                raise PromptRejected(FailureType.INVALID_PROMPT, f"{name}: expected at most {most}, got {number}")
 
     def _check(self, prompt: list[int]) -> None:
         if not prompt:

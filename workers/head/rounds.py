@@ -122,7 +122,7 @@ class RoundMaker:
         efforts = self._policy.effort(indexes, limits, lanes)
         proposals = self._drafter.propose(
             [
-                DraftRow(slot, job.tokens, job.sampling, limit, effort)
+                DraftRow(slot, job.tokens, job.sampling, limit, effort, job.num_prompt)
                 for slot, job, limit, effort in zip(indexes, jobs, limits, efforts, strict=True)
             ]
         )

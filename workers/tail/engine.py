@@ -10,12 +10,14 @@ from typing import NamedTuple
 import torch
 
 from relay.messages import Accepted, Draft, Prefill, Release, Round, Sampling, Verdict, Void, VoidReason
-from workers.engine.sampling import SamplingRows, choose
+from workers.engine.processors import LogitRow
 from workers.engine.shard import TailShard
+from workers.engine.slottables import SlotTables
 from workers.engine.tensors import from_wire
 from workers.engine.verification import VerifyRows, verify_rows
 from workers.errors import OutOfMemory
 from workers.memory import free_unused, memory_watched
+from workers.tail.chooser import Chooser, Committed
 from workers.tail.slots import SlotTable, void
 
 log = logging.getLogger(__name__)
@@ -31,8 +33,10 @@ class _Fresh(NamedTuple):
 class TailEngine:
     """Answers every frame of one epoch with a verdict. Owns the epoch's slot table; the shard outlives it."""
 
-    def __init__(self, shard: TailShard, *, slots: int, max_query: int) -> None:
+    def __init__(self, shard: TailShard, *, slots: int, max_query: int, tables: SlotTables | None = None) -> None:
+        """`tables`: those of the shard, if another epoch had them before; they are cleared."""
         self._shard = shard
+        self._chooser = Chooser(tables or SlotTables(shard.slots, shard.vocab_size, shard.device))
         self._table = SlotTable(slots, max_length=shard.max_length, max_query=max_query, vocab_size=shard.vocab_size)
 
     @torch.inference_mode()
@@ -45,7 +49,7 @@ class TailEngine:
             case Prefill():
                 row: Accepted | Void = self._table.judge(frame) or self._prefill_if_it_fits(frame)
             case Release():
-                row = self._table.judge(frame) or self._table.released(frame)
+                row = self._table.judge(frame) or self._release(frame)
         return Verdict(frame.number, (row,), time.perf_counter() - started)
 
     @torch.inference_mode()
@@ -105,8 +109,11 @@ class TailEngine:
         logits = self._shard.logits(output[:, -1])
         if not bool(torch.isfinite(logits).all()):
             return self._spoil(chunk, VoidReason.NON_FINITE)
-        position = chunk.position + chunk.hidden.shape[0]
-        return self._table.prefilled(chunk, int(self._choose(logits, [chunk.sampling], [position])))
+        return self._table.prefilled(chunk, *self._chooser.first(logits, chunk))
+
+    def _release(self, row: Release) -> Accepted:
+        self._chooser.forget(row.slot)
+        return self._table.released(row)
 
     def _judge(self, frame: Round) -> list[Accepted | Void | _Fresh]:
         """Every row's answer, or the work to find it."""
@@ -123,36 +130,46 @@ class TailEngine:
 
     def _verify(self, fresh: Sequence[_Fresh]) -> list[Accepted | Void]:
         """Run rows through the half and judge their drafts."""
-        rows = [row for row, _ in fresh]
+        rows, samplings = [row for row, _ in fresh], [self._sampling(row) for row, _ in fresh]
         work = VerifyRows(
-            hidden=torch.cat([part for _, part in fresh]),
-            slots=[row.slot for row in rows],
-            starts=[row.position for row in rows],
+            hidden=torch.cat([hidden for _, hidden in fresh]),
+            rows=[
+                LogitRow(row.slot, sampling, row.position + 1) for row, sampling in zip(rows, samplings, strict=True)
+            ],
             drafts=[row.draft for row in rows],
-            samplings=[self._sampling(row) for row in rows],
         )
-        verified = verify_rows(self._shard, work)
+        verified = verify_rows(self._shard, self._chooser.tables, work)
+        ends = zip(verified.places, verified.accepted, verified.following, strict=True)
+        committed = [
+            Committed(row, sampling, place, (*row.draft[:accepted], token))
+            for row, sampling, (place, accepted, token) in zip(rows, samplings, ends, strict=True)
+        ]
+        return self._apply(verified.logits, committed, verified.finite)
+
+    def _apply(
+        self, logits: torch.Tensor | None, committed: Sequence[Committed], finite: Sequence[bool]
+    ) -> list[Accepted | Void]:
+        """Commit the rows whose logits were finite, spoil the others."""
+        logprobs = iter(
+            self._chooser.commit(logits, [each for each, sound in zip(committed, finite, strict=True) if sound])
+        )
         return [
-            self._table.verified(row, num, token) if is_finite else self._spoil(row, VoidReason.NON_FINITE)
-            for row, num, token, is_finite in zip(
-                rows, verified.accepted, verified.following, verified.finite, strict=True
-            )
+            self._table.verified(draft, len(tokens) - 1, tokens[-1], next(logprobs))
+            if sound
+            else self._spoil(draft, VoidReason.NON_FINITE)
+            for (draft, _, _, tokens), sound in zip(committed, finite, strict=True)
         ]
 
     def _spoil(self, row: Prefill | Draft, reason: VoidReason) -> Void:
         # NaN behind a mask still poisons attention, so the slot's cache must not keep any.
         self._shard.zero_slot(row.slot)
+        self._chooser.forget(row.slot)
         return self._table.spoiled(row, reason)
 
     def _sampling(self, row: Draft) -> Sampling:
         sampling = self._table[row.slot].sampling
         assert sampling is not None  # `judge` lets no draft row of an unprefilled slot through
         return sampling
-
-    def _choose(self, logits: torch.Tensor, samplings: Sequence[Sampling], positions: Sequence[int]) -> torch.Tensor:
-        device = logits.device
-        rows = SamplingRows.from_rows(list(samplings), device)
-        return choose(logits, rows, torch.as_tensor(positions, device=device))
 
     def _forward(self, hidden: torch.Tensor, slots: list[int], starts: list[int]) -> torch.Tensor:
         return self._shard.forward(hidden, torch.tensor(slots), torch.tensor(starts))

@@ -10,13 +10,14 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from relay.messages import Accepted, Draft, Prefill, Release, Sampling, Void, VoidReason
+from relay.messages import Accepted, Draft, History, Prefill, Release, Sampling, TokenLogprobs, Void, VoidReason
 
 #: answers kept per slot for resent rows; above the head's prefill credit for a slot, so that every unanswered row can
 #: be repeated
 NUM_STORED_ANSWERS = 16
 
 Row = Prefill | Draft | Release
+Logprobs = tuple[TokenLogprobs, ...]
 A = TypeVar("A", Accepted, Void)
 
 
@@ -87,7 +88,15 @@ class SlotTable:
     def _misfit_of_chunk(self, row: Prefill) -> VoidReason | None:
         length = row.hidden.shape[0]
         fits = 0 < length <= self._max_query and row.position + length <= self._max_length
-        return None if fits else VoidReason.BOUNDS
+        return None if fits and self._is_known(row) else VoidReason.BOUNDS
+
+    def _is_known(self, row: Prefill) -> bool:
+        """Whether all tokens that the processors are told of are in the vocabulary, and none are missing."""
+        sampling, history = row.sampling, row.history or History((), ())
+        told = row.history is not None or not (row.last and sampling.has_penalties)
+        biased = (token for token, _ in sampling.logit_bias)
+        largest = (max(tokens, default=0) for tokens in (biased, sampling.barred, history.prompt, history.output))
+        return told and max(largest) < self._vocab_size
 
     def _misfit_of_draft(self, row: Draft) -> VoidReason | None:
         length = 1 + len(row.draft)
@@ -95,7 +104,7 @@ class SlotTable:
         known = all(0 <= token < self._vocab_size for token in row.draft)
         return None if fits and known else VoidReason.BOUNDS
 
-    def prefilled(self, row: Prefill, token: int | None) -> Accepted:
+    def prefilled(self, row: Prefill, token: int | None, logprobs: Logprobs = ()) -> Accepted:
         """Apply a chunk that `judge` let through; `token` is the sampled one of a last chunk, else None."""
         slot = self._slots[row.slot]
         if row.round == 0:
@@ -105,15 +114,15 @@ class SlotTable:
         slot.filled = row.position + row.hidden.shape[0]
         slot.token = token
         tokens = () if token is None else (token,)
-        return self._answered(slot, row, Accepted(row.slot, row.generation, row.round, 0, tokens))
+        return self._answered(slot, row, Accepted(row.slot, row.generation, row.round, 0, tokens, logprobs))
 
-    def verified(self, row: Draft, accepted: int, token: int) -> Accepted:
+    def verified(self, row: Draft, accepted: int, token: int, logprobs: Logprobs = ()) -> Accepted:
         """Apply a draft row that `judge` let through: `accepted` drafted tokens held, then comes `token`."""
         slot = self._slots[row.slot]
         slot.filled = row.position + 1 + accepted
         slot.token = token
         tokens = (*row.draft[:accepted], token)
-        return self._answered(slot, row, Accepted(row.slot, row.generation, row.round, accepted, tokens))
+        return self._answered(slot, row, Accepted(row.slot, row.generation, row.round, accepted, tokens, logprobs))
 
     def released(self, row: Release) -> Accepted:
         """Apply a release that `judge` let through."""

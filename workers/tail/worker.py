@@ -14,6 +14,7 @@ from relay.messages import Error, ErrorReason, Hello, Prefill, Release, Round, V
 from relay.streams import RedisRelay
 from relay.transport import Announcement, Received, Relay, TailInfo, TailLink
 from workers.engine.shard import TailShard
+from workers.engine.slottables import SlotTables
 from workers.engine.source import Part
 from workers.pauses import exempt_loaded
 from workers.progress import log_progress
@@ -63,6 +64,7 @@ class TailWorker:
         self._relay = relay
         self._tail = tail
         self._shard = shard
+        self._tables = SlotTables(shard.slots, shard.vocab_size, shard.device)
         self._epoch = 0
         self._link: TailLink | None = None
         self._engine: TailEngine | None = None
@@ -154,7 +156,7 @@ class TailWorker:
             link.send(0, refusal)  # the link stays up to the next hello: closing it now might drop what it sends
             return
         log.info("epoch %d: head %s with %d slots", hello.epoch, hello.head, hello.slots)
-        self._engine = TailEngine(self._shard, slots=hello.slots, max_query=hello.max_query)
+        self._engine = TailEngine(self._shard, slots=hello.slots, max_query=hello.max_query, tables=self._tables)
         link.send(0, Welcome(self._tail.tail, hello.epoch))
 
     def _close_link(self) -> None:

@@ -8,7 +8,6 @@ depends on nothing but the keys and values before it.
 
 from __future__ import annotations
 
-
 import torch
 import triton
 import triton.language as tl

@@ -132,7 +132,7 @@ def _nucleus(scores_at, num, temperature, best, limit, low, high, block: tl.cons
 
 @triton.jit
 def _first_tied(logits_at, num_tokens, temperature, edge, room, block: tl.constexpr):
-    """The lowest id of the `room` highest ones whose scores have the pattern `edge`; 0 if there are no more."""
+    """The lowest id of the `room` highest ones whose scores have the pattern `edge`."""
     lane = tl.arange(0, block)
     left = tl.full((), 0, tl.int32)
     right = left + num_tokens - 1
@@ -148,6 +148,65 @@ def _first_tied(logits_at, num_tokens, temperature, edge, room, block: tl.conste
         else:
             right = middle - 1
     return left
+
+
+@triton.jit
+def _edge(scores_at, num, temperature, best, mass, top_k, top_p, low, high, block: tl.constexpr):
+    """The pattern in [low, high] at which the kept ones of `num` scores begin, and how many of those that equal it
+    are kept; `mass` is that of all of the row."""
+    room = tl.full((), 2147483647, tl.int32)
+    if top_k > 0:
+        low = _kth_best(scores_at, num, temperature, top_k, low, high, block)
+        mass = _mass(scores_at, num, temperature, best, low - 1, block)
+    if top_p < 1.0:
+        low, room = _nucleus(scores_at, num, temperature, best, top_p * mass, low, high, block)
+    return low, room
+
+
+@triton.jit
+def _within(logits_at, num_tokens, temperature, best, reach, top_k, top_p, most, block: tl.constexpr):
+    """The mass of a row, and the first of one, two and three times the reach below its best score within which the
+    edge lies and at most `most` tokens; 4 if none."""
+    lane = tl.arange(0, block)
+    times = tl.arange(0, 4) + 1
+    counts = tl.zeros((4,), tl.int32)
+    masses = tl.zeros((4,), tl.float32)
+    mass = tl.full((), 0.0, tl.float32)
+    for start in range(0, num_tokens, block):
+        score = _scores(logits_at, start + lane, num_tokens, temperature)
+        chance = tl.exp(score - best)
+        mass += tl.sum(chance)
+        for number in tl.static_range(1, 4):
+            inside = score >= best - number * reach
+            counts += tl.where(times == number, tl.sum(inside.to(tl.int32)), 0)
+            masses += tl.where(times == number, tl.sum(tl.where(inside, chance, 0.0)), 0.0)
+    # with top_k the nucleus is one of its tokens, which are all inside
+    needed = tl.where((top_p >= 1.0) | (top_k > 0), -1.0, top_p * mass)
+    fits = (counts <= most) & (counts >= tl.maximum(top_k, 1)) & (needed < masses * 0.999)
+    return mass, tl.min(tl.where(fits, times, 4), axis=0)
+
+
+@triton.jit
+def _collect(logits_at, num_tokens, temperature, lowest, kept_at, block: tl.constexpr):
+    """Store the scores from `lowest` on; how many there are."""
+    lane = tl.arange(0, block)
+    num_kept = tl.full((), 0, tl.int32)
+    for start in range(0, num_tokens, block):
+        score = _scores(logits_at, start + lane, num_tokens, temperature)
+        stays = score >= lowest
+        tl.store(kept_at + num_kept + tl.cumsum(stays.to(tl.int32), axis=0) - 1, score, mask=stays)
+        num_kept += tl.sum(stays.to(tl.int32))
+    tl.debug_barrier()  # other threads will read what this one stored
+    return num_kept
+
+
+@triton.jit
+def _num_equal(logits_at, num_tokens, temperature, pattern, block: tl.constexpr):
+    lane = tl.arange(0, block)
+    count = tl.full((), 0, tl.int32)
+    for start in range(0, num_tokens, block):
+        count += tl.sum((_ordered(_scores(logits_at, start + lane, num_tokens, temperature)) == pattern).to(tl.int32))
+    return count
 
 
 @triton.jit
@@ -185,67 +244,23 @@ def _cut(
         best = tl.full((), float("-inf"), tl.float32)
         for start in range(0, num_tokens, block):
             best = tl.maximum(best, tl.max(_scores(logits_at, start + lane, num_tokens, temperature)))
-        # how many tokens, and how much of the mass, lie within one, two and three times the reach
-        counts = tl.zeros((4,), tl.int32)
-        masses = tl.zeros((4,), tl.float32)
-        times = tl.arange(0, 4) + 1
-        all_mass = tl.full((), 0.0, tl.float32)
-        for start in range(0, num_tokens, block):
-            score = _scores(logits_at, start + lane, num_tokens, temperature)
-            chance = tl.exp(score - best)
-            all_mass += tl.sum(chance)
-            for number in tl.static_range(1, 4):
-                stays = score >= best - number * reach
-                counts += tl.where(times == number, tl.sum(stays.to(tl.int32)), 0)
-                masses += tl.where(times == number, tl.sum(tl.where(stays, chance, 0.0)), 0.0)
-        # with top_k the mass is that of its tokens, which are all collected; else the edge must lie inside
-        fits = (counts <= most_kept) & (counts >= tl.maximum(top_k, 1))
-        needed = tl.where((top_p >= 1.0) | (top_k > 0), -1.0, top_p * all_mass)
-        fits = fits & (needed < masses * 0.999)
-        chosen = tl.min(tl.where(fits, times, 4), axis=0)
-        near = chosen < 4
-        lowest = best - chosen.to(tl.float32) * reach
-        num_kept = tl.full((), 0, tl.int32)
-        if near:
-            for start in range(0, num_tokens, block):
-                score = _scores(logits_at, start + lane, num_tokens, temperature)
-                stays = score >= lowest
-                place = num_kept + tl.cumsum(stays.to(tl.int32), axis=0) - 1
-                tl.store(kept_at + place, score, mask=stays)
-                num_kept += tl.sum(stays.to(tl.int32))
-        tl.debug_barrier()  # the row's other threads read what was stored
         high = _ordered(best)
-        low = _ordered(tl.full((), float("-inf"), tl.float32))
-        floor = _ordered(lowest)
-        if top_k > 0:
-            if near:
-                low = _kth_best(kept_at, num_kept, 1.0, top_k, floor, high, block)
+        if (top_k > 0) | (top_p < 1.0):
+            mass, times = _within(logits_at, num_tokens, temperature, best, reach, top_k, top_p, most_kept, block)
+            lowest = best - times.to(tl.float32) * reach
+            if times < 4:
+                num = _collect(logits_at, num_tokens, temperature, lowest, kept_at, block)
+                low, room = _edge(kept_at, num, 1.0, best, mass, top_k, top_p, _ordered(lowest), high, block)
             else:
-                low = _kth_best(logits_at, num_tokens, temperature, top_k, low, high, block)
-        if top_p < 1.0:
-            room = tl.full((), 1, tl.int32)
-            if near:
-                mass = all_mass
-                if top_k > 0:
-                    mass = _mass(kept_at, num_kept, 1.0, best, low - 1, block)
-                low, room = _nucleus(kept_at, num_kept, 1.0, best, top_p * mass, tl.maximum(low, floor), high, block)
-            else:
-                mass = all_mass
-                if top_k > 0:
-                    mass = _mass(logits_at, num_tokens, temperature, best, low - 1, block)
-                low, room = _nucleus(logits_at, num_tokens, temperature, best, top_p * mass, low, high, block)
-            ties = tl.full((), 0, tl.int32)
-            for start in range(0, num_tokens, block):
-                score = _scores(logits_at, start + lane, num_tokens, temperature)
-                ties += tl.sum((_ordered(score) == low).to(tl.int32))
-            if ties > room:
+                bottom = _ordered(tl.full((), float("-inf"), tl.float32))
+                low, room = _edge(logits_at, num_tokens, temperature, best, mass, top_k, top_p, bottom, high, block)
+            if _num_equal(logits_at, num_tokens, temperature, low, block) > room:
                 first_id = _first_tied(logits_at, num_tokens, temperature, low, room, block)
-        threshold = _unordered(low)
-        if min_p > 0.0:
-            least = best + tl.log(min_p)
-            if least > threshold:
-                threshold = least
-                first_id = tl.full((), 0, tl.int32)
+            threshold = _unordered(low)
+        least = best + tl.log(tl.maximum(min_p, 1e-38))
+        if (min_p > 0.0) & (least > threshold):
+            threshold = least
+            first_id = tl.full((), 0, tl.int32)
     tl.store(threshold_at + row, threshold)
     tl.store(first_id_at + row, first_id)
 

@@ -24,6 +24,8 @@ class DraftRow:
     #: most tokens worth a model's steps; what is drafted from a table costs nothing and goes up to `limit`.
     #: None: as many as `limit`
     effort: int | None = None
+    #: how many of `tokens` are the prompt; the others are output, which penalties count
+    num_prompt: int = 0
 
 
 @dataclass(frozen=True, slots=True)

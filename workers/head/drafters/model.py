@@ -11,7 +11,10 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from relay.messages import History
+from workers.engine.processors import LogitRow, ProcessorRows, process
 from workers.engine.sampling import SamplingRows, choose
+from workers.engine.slottables import SlotTables
 from workers.head.drafters.drafter import NOTHING, DraftRow, Proposal
 from workers.head.prefixes import MIN_COPY, common_length
 
@@ -19,6 +22,7 @@ from workers.head.prefixes import MIN_COPY, common_length
 class DraftModel(Protocol):
     """What drafting needs of `workers.engine.shard.WholeModel`."""
 
+    slots: int
     max_length: int
     max_query: int
     device: torch.device
@@ -36,14 +40,7 @@ class DraftModel(Protocol):
         """Clear a slot's cache."""
 
     def draft(
-        self,
-        pairs: Sequence[Sequence[int]],
-        slots: Sequence[int],
-        starts: Sequence[int],
-        rows: Sequence[Sampling],
-        *,
-        steps: int,
-        num_tokens: int,
+        self, pairs: Sequence[Sequence[int]], rows: Sequence[LogitRow], tables: SlotTables, *, steps: int
     ) -> tuple[Tensor, Tensor] | None:
         """The whole loop at once, where that is recorded; see `workers.engine.drafting.draft_recorded`."""
 
@@ -77,8 +74,22 @@ class _Step(NamedTuple):
     confidence: Tensor  # float32 [rows]
 
 
+class _Rule(NamedTuple):
+    """How the rows' tokens are chosen."""
+
+    sampling: SamplingRows
+    #: None if no row has any
+    processors: ProcessorRows | None
+
+    @classmethod
+    def of(cls, rows: Sequence[DraftRow], device: torch.device) -> _Rule:
+        places = [_place(row) for row in rows]
+        sampling = SamplingRows.from_rows([row.sampling for row in rows], device)
+        return cls(sampling, ProcessorRows.from_rows(places, device))
+
+
 class ModelDrafter:
-    """Drafts token by token with the row's own sampling and the noise that the target will use.
+    """Drafts token by token with the row's own sampling and processors and the noise that the target will use.
 
     Each slot has its place in the model's own cache. A round first brings that cache up to the last two
     committed tokens and then feeds these two together: after a round whose draft was accepted to its end, the
@@ -95,6 +106,9 @@ class ModelDrafter:
         self._model = model
         self._num_tokens = num_tokens
         self._cached: dict[int, _Cached] = {}
+        self._tables = SlotTables(model.slots, num_tokens, model.device)
+        #: how many of a row's tokens the tables know of
+        self._counted: dict[int, int] = {}
 
     def begin(self, slot: int) -> None:
         """What the slot still holds is of use as far as the new row begins alike."""
@@ -103,6 +117,8 @@ class ModelDrafter:
 
     def end(self, slot: int) -> None:
         """Keep what the slot holds, for rows that begin alike; clear it if it saw something that is no number."""
+        self._tables.forget(slot)
+        self._counted.pop(slot, None)
         if slot in self._cached and self._cached[slot].broken:
             del self._cached[slot]
             self._model.zero_slot(slot)
@@ -117,6 +133,7 @@ class ModelDrafter:
         if order:
             active = [rows[place] for place in order]
             self._catch_up(active)
+            self._count(active)
             drafts = self._draft(active, [limits[place] for place in order])
             for place, proposal in zip(order, drafts, strict=True):
                 proposals[place] = proposal
@@ -162,6 +179,21 @@ class ModelDrafter:
         start = len(self._cached[row.slot].tokens)
         return list(row.tokens[start : min(start + self._model.max_query, len(row.tokens) - 2)])
 
+    def _count(self, rows: Sequence[DraftRow]) -> None:
+        """Bring the tables of rows with processors up to their committed tokens."""
+        committed: dict[int, Sequence[int]] = {}
+        for row in rows:
+            if not row.sampling.has_processors:
+                continue
+            counted = self._counted.get(row.slot)
+            if counted is None:
+                history = History(tuple(row.tokens[: row.num_prompt]), tuple(row.tokens[row.num_prompt :]))
+                self._tables.begin(row.slot, row.sampling, history)
+            else:
+                committed[row.slot] = row.tokens[counted:]
+            self._counted[row.slot] = len(row.tokens)
+        self._tables.commit(committed)
+
     def _draft(self, rows: Sequence[DraftRow], limits: Sequence[int]) -> list[Proposal]:
         """Draft for rows ordered by falling limit, whose caches end in front of their last two tokens."""
         steps = self._draft_at_once(rows, limits[0]) or self._draft_by_steps(rows, limits)
@@ -170,30 +202,23 @@ class ModelDrafter:
     def _draft_at_once(self, rows: Sequence[DraftRow], most: int) -> list[_Step]:
         """Every row drafts as many tokens as the longest: what nobody asked for is forgotten. Empty if not possible."""
         pairs = [list(row.tokens[-2:]) for row in rows]
-        drafted = self._model.draft(
-            pairs,
-            [row.slot for row in rows],
-            [len(row.tokens) - len(pair) for row, pair in zip(rows, pairs, strict=True)],
-            [row.sampling for row in rows],
-            steps=most,
-            num_tokens=self._num_tokens,
-        )
+        drafted = self._model.draft(pairs, [_place(row) for row in rows], self._tables, steps=most)
         return [] if drafted is None else [_Step(*step) for step in zip(*drafted, strict=True)]
 
     def _draft_by_steps(self, rows: Sequence[DraftRow], limits: Sequence[int]) -> list[_Step]:
         """Step by step, each only for the rows that still want a token."""
         slots = self._tensor([row.slot for row in rows])
         positions = self._tensor([len(row.tokens) for row in rows])
-        sampling = SamplingRows.from_rows([row.sampling for row in rows], self._model.device)
+        rule = _Rule.of(rows, self._model.device)
         hidden = self._feed_last_two(rows, slots)
-        steps = [self._choose(hidden, sampling, positions)]
+        steps = [self._choose(hidden, rule, positions, ())]
         for step in range(1, limits[0]):
             count = sum(limit > step for limit in limits)
-            if count < len(sampling):
-                sampling = SamplingRows.from_rows([row.sampling for row in rows[:count]], self._model.device)
+            if count < len(rule.sampling):
+                rule = _Rule.of(rows[:count], self._model.device)
             tokens, places = steps[-1].tokens[:count], positions[:count] + step
             hidden = self._model.forward(tokens.unsqueeze(1), slots[:count], places - 1)[:, 0]
-            steps.append(self._choose(hidden, sampling, places))
+            steps.append(self._choose(hidden, rule, places, steps))
         return steps
 
     def _feed_last_two(self, rows: Sequence[DraftRow], slots: Tensor) -> Tensor:
@@ -205,9 +230,13 @@ class ModelDrafter:
         hidden = self._model.forward(tokens, slots, starts)
         return hidden[torch.arange(len(rows), device=hidden.device), last]
 
-    def _choose(self, hidden: Tensor, sampling: SamplingRows, positions: Tensor) -> _Step:
+    def _choose(self, hidden: Tensor, rule: _Rule, positions: Tensor, before: Sequence[_Step]) -> _Step:
+        """The next token of every row; `before` are the steps of this round so far."""
         logits = self._model.logits(hidden)[:, : self._num_tokens]
-        tokens = choose(logits, sampling, positions)
+        if rule.processors is not None:
+            drafted = torch.stack([step.tokens[: len(hidden)] for step in before], dim=1) if before else None
+            logits = process(logits, rule.processors, self._tables, positions, drafted)
+        tokens = choose(logits, rule.sampling, positions)
         chosen = logits.gather(1, tokens.unsqueeze(1)).squeeze(1)
         return _Step(tokens, (chosen - logits.logsumexp(dim=-1)).exp())
 
@@ -229,3 +258,8 @@ class ModelDrafter:
 
     def _tensor(self, values: Sequence[int] | Sequence[Sequence[int]]) -> Tensor:
         return torch.tensor(values, dtype=torch.int64, device=self._model.device)
+
+
+def _place(row: DraftRow) -> LogitRow:
+    """Where the row's first drafted token belongs."""
+    return LogitRow(row.slot, row.sampling, len(row.tokens))

@@ -1,0 +1,91 @@
+"""From a request to a job: the sampling that travels, and what is refused before it does."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from relay.fields import MAX_BARRED, MAX_BIASES, MAX_HISTORY
+from relay.messages import History, Sampling
+from tasks.generation import FailureType, GenerationRequest, TokenBias
+from tests.models import EOS_ID, VOCABULARY, byte_tokenizer
+from tests.pair import tasks_for
+from workers.head.jobs import Job
+from workers.head.prompts import PromptReader, PromptRejected
+
+REQUEST = GenerationRequest((1, 2, 2, 3), None, 7, max_tokens=20)
+
+
+def read(request: GenerationRequest = REQUEST, *, eos: tuple[int, ...] = (EOS_ID,), context: int = 64) -> Job:
+    reader = PromptReader(tokenizer=byte_tokenizer(), eos=eos, vocab_size=VOCABULARY, context=context)
+    return reader.read(tasks_for([request])[0])
+
+
+def test_a_request_that_asks_for_nothing_more_has_no_processors() -> None:
+    job = read()
+    assert job.sampling == Sampling(1.0, 0, 1.0, 0.0, 7)
+    assert (job.sampling.has_processors, job.history, job.likelihoods) == (False, None, None)
+
+
+@pytest.mark.parametrize(
+    ("changes", "barred", "free_from"),
+    [
+        ({"min_tokens": 5}, (EOS_ID,), 9),
+        ({"min_tokens": 5, "stop_token_ids": (9, 3, 9)}, (3, 9, EOS_ID), 9),
+        ({"min_tokens": 5, "stop_token_ids": (9,), "ignore_eos": True}, (9,), 9),
+        ({"min_tokens": 5, "ignore_eos": True}, (), 0),
+        ({"min_tokens": 0, "stop_token_ids": (9,)}, (), 0),
+        ({"min_tokens": 10**12}, (EOS_ID,), 64),
+    ],
+)
+def test_what_would_end_a_text_is_barred_while_it_is_shorter_than_its_minimum(
+    changes: dict[str, Any], barred: tuple[int, ...], free_from: int
+) -> None:
+    sampling = read(replace(REQUEST, **changes)).sampling
+    assert (sampling.barred, sampling.free_from) == (barred, free_from)
+
+
+def test_an_end_of_sequence_id_that_the_model_has_no_logit_for_is_not_barred() -> None:
+    assert read(replace(REQUEST, min_tokens=5), eos=(EOS_ID, VOCABULARY)).sampling.barred == (EOS_ID,)
+
+
+def test_a_history_tells_what_the_penalties_count_and_no_more() -> None:
+    job = read(replace(REQUEST, repetition_penalty=1.1))
+    job.commit((5, 5))
+    assert job.history == History((1, 2, 3), (5, 5))
+    job = read(replace(REQUEST, frequency_penalty=0.5))
+    job.commit((5, 5))
+    assert job.history == History((), (5, 5))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"stop_token_ids": (3, VOCABULARY)}, f"stop_token_ids: token id {VOCABULARY} is not in 0..{VOCABULARY - 1}"),
+        ({"logit_bias": (TokenBias(70_000, 1.0),)}, f"logit_bias: token id 70000 .* vocabulary of {VOCABULARY}"),
+        ({"logit_bias": (TokenBias(-1, 1.0),)}, "logit_bias: token id -1"),
+        ({"logit_bias": (TokenBias(1, 1.0),) * (MAX_BIASES + 1)}, "logit_bias: expected at most 1024, got 1025"),
+        ({"logprobs": 21}, "logprobs: expected at most 20, got 21"),
+    ],
+)
+def test_what_no_frame_or_vocabulary_has_room_for_is_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(PromptRejected, match=message) as refused:
+        read(replace(REQUEST, **changes))
+    assert refused.value.failure is FailureType.INVALID_PROMPT
+
+
+def test_more_stop_tokens_than_may_be_barred_are_refused_with_a_minimum_only() -> None:
+    reader = PromptReader(tokenizer=byte_tokenizer(), eos=(), vocab_size=5000, context=64)
+    request = replace(REQUEST, stop_token_ids=tuple(range(MAX_BARRED + 1)))
+    assert reader.read(tasks_for([request])[0]).sampling.barred == ()
+    with pytest.raises(PromptRejected, match="stop_token_ids: expected at most 1024, got 1025"):
+        reader.read(tasks_for([replace(request, min_tokens=1)])[0])
+
+
+def test_a_text_longer_than_a_frame_may_tell_is_refused_with_penalties_only() -> None:
+    request = replace(REQUEST, max_tokens=10**6)
+    assert read(request, context=10**6).sampling == read().sampling
+    with pytest.raises(PromptRejected, match=f"tokens that penalties count: expected at most {MAX_HISTORY}"):
+        read(replace(request, presence_penalty=0.5), context=10**6)
