@@ -11,6 +11,7 @@ from jinja2 import TemplateError
 from relay.messages import Sampling
 from tasks.generation import FailureType, GenerationRequest, GenerationTask
 from workers.head.completion import Completion
+from workers.head.ensemble import Ensemble
 from workers.head.jobs import Job
 
 
@@ -36,11 +37,22 @@ class PromptReader:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def read(self, task: GenerationTask) -> Job:
-        """The job of a task. Raises PromptRejected."""
-        request = task.request
+        """The job of a task's first choice. Raises PromptRejected."""
+        return self._job(task, self._prompt(task.request), choice=0)
+
+    def read_all(self, task: GenerationTask) -> Ensemble:
+        """The jobs of all of a task's choices. Raises PromptRejected."""
+        prompt = self._prompt(task.request)
+        return Ensemble(tuple(self._job(task, prompt, choice) for choice in range(task.request.n)))
+
+    def _prompt(self, request: GenerationRequest) -> list[int]:
         with self._lock:
             prompt = self._tokens(request)
         self._check(prompt)
+        return prompt
+
+    def _job(self, task: GenerationTask, prompt: list[int], choice: int) -> Job:
+        request = task.request.of_choice(choice)
         max_tokens = min(request.max_tokens, self.context - len(prompt))
         return Job(
             task=task,
