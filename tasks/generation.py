@@ -239,7 +239,8 @@ class Outcome:
     @classmethod
     def from_json(cls, value: object) -> Outcome:
         """The outcome that `to_json` wrote. Raises ValueError for anything else."""
-        choices = _get(value, "choices") or []
+        choices = _get(value, "choices")
+        choices = [] if choices is None else choices
         if not isinstance(choices, list | tuple):
             raise ValueError(f"Outcome.choices: expected a list, got {type(choices).__name__}")
         return replace(

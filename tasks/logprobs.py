@@ -88,4 +88,4 @@ def unpack(value: object) -> tuple[TokenLogprob, ...]:
 def _alternatives(packed: _Packed) -> Iterator[Alternative]:
     for place, logprob in zip(packed.places, packed.logprobs, strict=True):
         known = packed.known[place]
-        yield Alternative(known.token, known.text, known.bytes, float(logprob))
+        yield Alternative(known.token, known.text, known.bytes, logprob)

@@ -66,4 +66,4 @@ def _offsets(positions: Sequence[TokenLogprob], text: str) -> list[int]:
 
 
 def _finite(logprob: float) -> float:
-    return max(logprob, LEAST)
+    return logprob if logprob >= LEAST else LEAST  # what is no number, too

@@ -70,3 +70,36 @@ def test_a_killed_head_changes_no_choice(whole_system: System) -> None:
         assert all(job.duplicate_records == 0 for job in jobs)
         written.append([(job.text, job.choices) for job in jobs])
     assert written[0] == written[1]
+
+
+def test_a_line_with_every_parameter_and_options_for_the_others_run_to_their_ends(whole_system: System) -> None:
+    everything = {
+        "presence_penalty": 0.5,
+        "frequency_penalty": 0.5,
+        "repetition_penalty": 1.1,
+        "logit_bias": {"65": 5},
+        "min_tokens": 2,
+        "stop_token_ids": [10],
+        "logprobs": 2,
+        "n": 2,
+        "best_of": 2,
+        "max_tokens": 8,
+    }
+    options = (
+        *(
+            "--presence-penalty",
+            "0.1",
+            "--frequency-penalty",
+            "0.1",
+            "--repetition-penalty",
+            "1.2",
+            "--min-tokens",
+            "1",
+        ),
+        *("--logit-bias", "65=-5", "--logit-bias", "66=1.5", "--stop-token-id", "11", "--stop-token-id", "12"),
+        *("--n", "3", "--logprobs", "--top-logprobs", "1", "--max-tokens", "8"),
+    )
+    batch = whole_system.submit([{"prompt": "line", **everything}, {"prompt": "options"}], *options)
+    assert whole_system.wait_for(batch).counts.completed == 2
+    assert [job.num_choices for job in whole_system.jobs(batch)] == [2, 3]
+    assert all((job.completion_tokens or 0) <= 8 * job.num_choices for job in whole_system.jobs(batch))
