@@ -6,10 +6,8 @@ allows. On PostgreSQL rows are locked in one order, batches before jobs, each by
 
 from __future__ import annotations
 
-import json
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import replace
 from itertools import groupby, islice
 from math import ceil
 from operator import attrgetter
@@ -20,16 +18,10 @@ from sqlalchemy import ColumnElement, Connection, Row, RowMapping, bindparam, ca
 from storage.database import Database
 from storage.endings import end_batches, explanation, lock_batches_of
 from storage.errors import BatchNotFound, JobNotFound
-from storage.records import ChoiceRow, ClaimedJob, Counts, InFlightJob, JobRow, Progress, RunningJob, Window
-from storage.states import FED_STATUSES, STOP_ENDS, BatchStatus, JobState, StopReason, states_before
+from storage.job_rows import read_rows, with_large
+from storage.records import ClaimedJob, Counts, InFlightJob, JobRow, Progress, RunningJob, Window
+from storage.states import FED_STATUSES, STOP_ENDS, BatchStatus, JobState, states_before
 from storage.tables import IS_IN_FLIGHT, IS_WAITING, batch, job
-
-#: rows read at a time when results are streamed; they come without their requests
-_RESULTS_PAGE = 200
-
-_RESULT_FIELDS = [name for name in JobRow.__slots__ if name != "logprobs"]
-_RESULT_COLUMNS = [job.c[name] for name in _RESULT_FIELDS]
-_STATE, _STOP_REASON, _TOKEN_IDS, _CHOICES = map(_RESULT_FIELDS.index, ("state", "stop_reason", "token_ids", "choices"))
 
 #: the attempt that the parameters of a statement name
 _NAMED = (job.c.id == bindparam("job_id"), job.c.attempt == bindparam("job_attempt"))
@@ -147,11 +139,10 @@ def progress(db: Database, batch_id: str) -> Progress:
 
 def get_job(db: Database, job_id: str) -> JobRow:
     """The job with this id. Raises JobNotFound."""
-    with db.read() as connection:
-        row = connection.execute(select(*_RESULT_COLUMNS).where(job.c.id == job_id)).one_or_none()
-    if row is None:
+    found = read_rows(db, job.c.id == job_id, limit=1)
+    if not found:
         raise JobNotFound(job_id)
-    return _job_row(row)
+    return next(with_large(db, found))
 
 
 def iterate_results(
@@ -164,58 +155,14 @@ def iterate_results(
 ) -> Iterator[JobRow]:
     """The batch's jobs in input order, those with one of `states` if any are given, in bounded memory.
 
-    Read page by page, each in a transaction of its own: a slow reader holds up nobody. With `logprobs` the rows have
-    theirs, which can be megabytes: they are read job by job.
+    Read page by page, each in a transaction of its own: a slow reader holds up nobody. Only with `logprobs` have the
+    rows theirs.
     """
+    wanted = [job.c.batch_id == batch_id, *([job.c.state.in_(list(states))] if states else [])]
     line = after_line
-    while page := _page(db, batch_id, states, line):
-        having = _lines_with_logprobs(db, page) if logprobs else frozenset()
-        for row in page:
-            yield replace(row, logprobs=_logprobs(db, row.id)) if row.line in having else row
+    while page := read_rows(db, *wanted, job.c.line > line):
+        yield from with_large(db, page, logprobs=logprobs)
         line = page[-1].line
-
-
-def _page(db: Database, batch_id: str, states: Collection[JobState], after_line: int) -> list[JobRow]:
-    query = (
-        select(*_RESULT_COLUMNS)
-        .where(job.c.batch_id == batch_id, job.c.line > after_line)
-        .order_by(job.c.line)
-        .limit(_RESULTS_PAGE)
-    )
-    if states:
-        query = query.where(job.c.state.in_(list(states)))
-    with db.read() as connection:
-        return [_job_row(row) for row in connection.execute(query)]
-
-
-def _lines_with_logprobs(db: Database, page: Sequence[JobRow]) -> frozenset[int]:
-    query = select(job.c.line).where(
-        job.c.batch_id == page[0].batch_id,
-        job.c.line.between(page[0].line, page[-1].line),
-        job.c.logprobs.is_not(None),
-    )
-    with db.read() as connection:
-        return frozenset(connection.execute(query).scalars())
-
-
-def _logprobs(db: Database, job_id: str) -> str | None:
-    with db.read() as connection:
-        found: str | None = connection.execute(select(job.c.logprobs).where(job.c.id == job_id)).scalar_one_or_none()
-    return found
-
-
-def _job_row(row: Row[Any]) -> JobRow:
-    # By position: a look-up by name for each column would take twice as long for a large batch.
-    values = list(row)
-    values[_STATE] = JobState(values[_STATE])
-    values[_STOP_REASON] = None if values[_STOP_REASON] is None else StopReason(values[_STOP_REASON])
-    values[_TOKEN_IDS] = tuple(json.loads(values[_TOKEN_IDS] or "[]"))
-    values[_CHOICES] = tuple(_choice_row(choice) for choice in json.loads(values[_CHOICES] or "[]"))
-    return JobRow(*values)
-
-
-def _choice_row(value: dict[str, Any]) -> ChoiceRow:
-    return ChoiceRow(value["text"], tuple(value["token_ids"]), value["finish_reason"])
 
 
 def _in_turn_by_priority(connection: Connection, model: str, max_jobs: int) -> Iterator[RowMapping]:

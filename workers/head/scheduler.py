@@ -122,7 +122,7 @@ class Scheduler:
         following = self._waiting[0]
         if not (following.suspect or self._suspect_runs()):
             return True
-        return all(slot in self.holding(following.task_id) for slot in self.live())
+        return len(self.live()) == len(self.holding(following.task_id))
 
     def _suspect_runs(self) -> bool:
         return any(slot.job is not None and slot.job.suspect for slot in self.slots)
