@@ -65,6 +65,9 @@ def results_command(
     have ended, or with --errors only those that succeeded. Jobs that failed, were cancelled or expired have an error
     with a code; what they had written by then is their shardq.partial_text.
 
+    Of a job with several completions (n) jsonl has all of them; csv and table have the first, and say how many there
+    are.
+
     Exit status: 0 if every job succeeded, 3 if one did not, 4 while jobs are open.
 
     \b
