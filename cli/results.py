@@ -8,7 +8,6 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -17,7 +16,7 @@ import click
 from cli.database import exit_code, opened
 from cli.errors import CliError
 from cli.options import database_option
-from cli.output import figure, first_words, percent, print_table, state, warn
+from cli.output import counted, figure, first_words, percent, print_table, state, warn
 from storage.batches import get_batch
 from storage.database import Database
 from storage.jobs import iterate_results
@@ -33,6 +32,7 @@ CSV_COLUMNS = [
     *("queue_s", "draft_s", "head_s", "link_s", "tail_s", "started_at", "finished_at", "head", "attempt"),
     "wire_dtype",
     "reused_from",
+    "num_choices",
 ]
 
 #: states whose lines go into the error file
@@ -65,6 +65,9 @@ def results_command(
     have ended, or with --errors only those that succeeded. Jobs that failed, were cancelled or expired have an error
     with a code; what they had written by then is their shardq.partial_text.
 
+    Of a job with several completions (n) jsonl has all of them; csv and table have the first, and say how many there
+    are.
+
     Exit status: 0 if every job succeeded, 3 if one did not, 4 while jobs are open.
 
     \b
@@ -74,7 +77,7 @@ def results_command(
     chosen = "jsonl" if as_json else form or _default_format(output)
     with opened() as database:
         row = get_batch(database, batch)
-        jobs = iterate_results(database, row.id, states=TERMINAL_STATES)
+        jobs = iterate_results(database, row.id, states=TERMINAL_STATES, logprobs=chosen == "jsonl")
         with _destination(output) as out:
             WRITERS[chosen](_without_errors(jobs, errors, chosen), out)
         if errors is not None:
@@ -130,9 +133,8 @@ def write_csv(jobs: Iterable[JobRow], out: TextIO) -> None:
 
 
 def result_json(job: JobRow) -> dict[str, Any]:
-    """A job's text and figures as plain JSON values."""
-    values = asdict(job)
-    return {name: values[name] for name in CSV_COLUMNS}
+    """A job's first text and its figures as plain JSON values."""
+    return {name: getattr(job, name) for name in CSV_COLUMNS}
 
 
 def write_table(jobs: Iterable[JobRow], out: TextIO) -> None:
@@ -156,8 +158,13 @@ def table_row(job: JobRow) -> tuple[Any, ...]:
         figure(job.decode_tps),
         figure(job.tokens_per_round, 2),
         percent(job.accepted or 0, job.drafted or 0),
-        first_words(text, 60),
+        f"{first_words(text, 60)}{_others(job)}",
     )
+
+
+def _others(job: JobRow) -> str:
+    """That there is more than the text that is shown."""
+    return f" (+ {counted(len(job.choices), 'choice')})" if job.choices else ""
 
 
 def _without_text(job: JobRow) -> str:
@@ -170,7 +177,8 @@ def write_results(database: Database, batch_id: str, path: Path) -> None:
     """All results of a batch into a file: csv if its name says so, else jsonl. Raises CliError."""
     writer = write_csv if path.suffix.lower() == ".csv" else write_jsonl
     with _destination(path) as out:
-        writer(iterate_results(database, batch_id, states=TERMINAL_STATES), out)
+        jobs = iterate_results(database, batch_id, states=TERMINAL_STATES, logprobs=writer is write_jsonl)
+        writer(jobs, out)
 
 
 WRITERS: dict[str, Callable[[Iterable[JobRow], TextIO], None]] = {

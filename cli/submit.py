@@ -17,6 +17,7 @@ from cli.input_file import Check, ErrorSink, check_input, error_file, error_repo
 from cli.jobs import batch_json
 from cli.options import broker_option, database_option, insecure_option, json_option
 from cli.output import counted, moment, note, print_json, warn
+from cli.parameters import defaults_of, parameter_options
 from cli.reasons import look_around, why_nothing_moves
 from cli.submission import (
     Models,
@@ -31,8 +32,6 @@ from cli.submission import (
 )
 from storage.records import BatchRow
 from storage.states import TERMINAL_STATUSES
-from tasks.errors import ParameterInvalid
-from tasks.openai_batch import Defaults
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,14 +78,7 @@ class Afterwards:
     type=click.Path(dir_okay=False, path_type=Path),
     help="Write every invalid line's number, field and reason to this file (jsonl).",
 )
-@click.option("--max-tokens", type=int, help="For lines that do not say. Default: 512.")
-@click.option("--temperature", type=float, help="0 is greedy. Default: 1.")
-@click.option("--top-p", type=float, help="Default: 1, off.")
-@click.option("--top-k", type=int, help="Default: 0, off.")
-@click.option("--min-p", type=float, help="Default: 0, off.")
-@click.option("--seed", type=int, help="Default: one drawn for each job, and stored.")
-@click.option("--stop", multiple=True, help="Text that ends a completion; may be given several times.")
-@click.option("--ignore-eos", is_flag=True, default=None, help="Go on after the end-of-sequence token.")
+@parameter_options
 @json_option
 @database_option
 @broker_option
@@ -108,7 +100,6 @@ def submit_command(
     max_errors: int,
     errors: Path | None,
     as_json: bool,
-    stop: tuple[str, ...],
     **parameters: Any,
 ) -> None:
     """Check a file of prompts and queue it as a batch.
@@ -130,7 +121,7 @@ def submit_command(
     """
     if output is not None and not wait:
         raise click.UsageError("--output needs --wait: later, `shardq results BATCH --output FILE` writes it", ctx)
-    defaults = _defaults(model, stop, parameters)
+    defaults = defaults_of(model, parameters)
     order = Order(name, defaults, on_invalid == "skip", priority=priority, expires_in_s=expires_in_s, reuse=reuse)
     with open_input(file) as stream, error_file(errors) as tell:
         check = check_input(stream, order.defaults, max_errors, tell)
@@ -147,14 +138,6 @@ def _print_check(check: Check, as_json: bool) -> None:
         print_json({"jobs": check.num_jobs, "invalid_lines": check.num_errors, "errors": errors})
     else:
         click.echo(f"{check.num_jobs} jobs, {check.num_errors} invalid lines")
-
-
-def _defaults(model: str | None, stop: tuple[str, ...], parameters: dict[str, Any]) -> Defaults:
-    try:
-        return Defaults.of(model=model, stop=list(stop) or None, **parameters)
-    except ParameterInvalid as error:
-        option = f"--{(error.field or 'model').replace('_', '-')}"
-        raise InputRefused(f"{option}: {error.message}") from error
 
 
 def _refuse_invalid(check: Check, order: Order, errors: Path | None) -> None:

@@ -6,7 +6,6 @@ allows. On PostgreSQL rows are locked in one order, batches before jobs, each by
 
 from __future__ import annotations
 
-import json
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import groupby, islice
@@ -19,15 +18,10 @@ from sqlalchemy import ColumnElement, Connection, Row, RowMapping, bindparam, ca
 from storage.database import Database
 from storage.endings import end_batches, explanation, lock_batches_of
 from storage.errors import BatchNotFound, JobNotFound
+from storage.job_rows import read_rows, with_large
 from storage.records import ClaimedJob, Counts, InFlightJob, JobRow, Progress, RunningJob, Window
-from storage.states import FED_STATUSES, STOP_ENDS, BatchStatus, JobState, StopReason, states_before
+from storage.states import FED_STATUSES, STOP_ENDS, BatchStatus, JobState, states_before
 from storage.tables import IS_IN_FLIGHT, IS_WAITING, batch, job
-
-#: rows read at a time when results are streamed; they come without their requests
-_RESULTS_PAGE = 200
-
-_RESULT_COLUMNS = [job.c[name] for name in JobRow.__slots__]
-_STATE, _STOP_REASON, _TOKEN_IDS = map(list(JobRow.__slots__).index, ("state", "stop_reason", "token_ids"))
 
 #: the attempt that the parameters of a statement name
 _NAMED = (job.c.id == bindparam("job_id"), job.c.attempt == bindparam("job_attempt"))
@@ -145,46 +139,30 @@ def progress(db: Database, batch_id: str) -> Progress:
 
 def get_job(db: Database, job_id: str) -> JobRow:
     """The job with this id. Raises JobNotFound."""
-    with db.read() as connection:
-        row = connection.execute(select(*_RESULT_COLUMNS).where(job.c.id == job_id)).one_or_none()
-    if row is None:
+    found = read_rows(db, job.c.id == job_id, limit=1)
+    if not found:
         raise JobNotFound(job_id)
-    return _job_row(row)
+    return next(with_large(db, found))
 
 
 def iterate_results(
-    db: Database, batch_id: str, *, states: Collection[JobState] = (), after_line: int = 0
+    db: Database,
+    batch_id: str,
+    *,
+    states: Collection[JobState] = (),
+    after_line: int = 0,
+    logprobs: bool = False,
 ) -> Iterator[JobRow]:
     """The batch's jobs in input order, those with one of `states` if any are given, in bounded memory.
 
-    Read page by page, each in a transaction of its own: a slow reader holds up nobody.
+    Read page by page, each in a transaction of its own: a slow reader holds up nobody. Only with `logprobs` have the
+    rows theirs.
     """
+    wanted = [job.c.batch_id == batch_id, *([job.c.state.in_(list(states))] if states else [])]
     line = after_line
-    while page := _page(db, batch_id, states, line):
-        yield from page
+    while page := read_rows(db, *wanted, job.c.line > line):
+        yield from with_large(db, page, logprobs=logprobs)
         line = page[-1].line
-
-
-def _page(db: Database, batch_id: str, states: Collection[JobState], after_line: int) -> list[JobRow]:
-    query = (
-        select(*_RESULT_COLUMNS)
-        .where(job.c.batch_id == batch_id, job.c.line > after_line)
-        .order_by(job.c.line)
-        .limit(_RESULTS_PAGE)
-    )
-    if states:
-        query = query.where(job.c.state.in_(list(states)))
-    with db.read() as connection:
-        return [_job_row(row) for row in connection.execute(query)]
-
-
-def _job_row(row: Row[Any]) -> JobRow:
-    # By position: a look-up by name for each column would take twice as long for a large batch.
-    values = list(row)
-    values[_STATE] = JobState(values[_STATE])
-    values[_STOP_REASON] = None if values[_STOP_REASON] is None else StopReason(values[_STOP_REASON])
-    values[_TOKEN_IDS] = tuple(json.loads(values[_TOKEN_IDS] or "[]"))
-    return JobRow(*values)
 
 
 def _in_turn_by_priority(connection: Connection, model: str, max_jobs: int) -> Iterator[RowMapping]:

@@ -62,11 +62,21 @@ def _add_life_cycle(connection: Connection) -> None:
         connection.execute(text(statement))
 
 
+#: version 4
+_CHOICES = ("ALTER TABLE job ADD COLUMN choices TEXT", "ALTER TABLE job ADD COLUMN logprobs TEXT")
+
+
+def _add_choices(connection: Connection) -> None:
+    for statement in _CHOICES:
+        connection.execute(text(statement))
+
+
 #: in order; the first leads from version 1 to version 2. `tables` always describes the newest version; an upgrade is
 #: written in SQL of its own, which stays as it is.
 UPGRADES: tuple[Upgrade, ...] = (
     Upgrade("jobs record their wire dtype", _add_wire_dtype),
     Upgrade("stops, deadlines and reuse of results", _add_life_cycle),
+    Upgrade("several completions of a job, and log probabilities", _add_choices),
 )
 
 WriteTransaction = Callable[[Engine], AbstractContextManager[Connection]]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 from sqlalchemy import Connection, Row, bindparam, select
@@ -18,7 +19,10 @@ from storage.tables import counter, job
 #: name of the counter of records whose job is not in the database
 UNKNOWN_RECORDS = "unknown_records"
 
-_COPIED = [name for name in OutcomeRow.__slots__ if name in job.c and name not in ("state", "token_ids")]
+#: columns that do not hold what the row says as it is
+_WRITTEN = ("state", "token_ids", "choices")
+_COPIED = [name for name in OutcomeRow.__slots__ if name in job.c and name not in _WRITTEN]
+_ENCODER = json.JSONEncoder(separators=(",", ":"))
 
 
 def record_outcomes(db: Database, outcomes: Sequence[OutcomeRow]) -> Recorded:
@@ -78,12 +82,13 @@ def _values(outcome: OutcomeRow, queued_at: float | None, now: float) -> dict[st
     if outcome.state not in TERMINAL_STATES:
         raise ValueError(f"{outcome.state} is no end of a job")
     values: dict[str, Any] = {name: getattr(outcome, name) for name in _COPIED}
-    num_tokens = len(outcome.token_ids)
+    num_tokens = len(outcome.token_ids) + sum(len(choice.token_ids) for choice in outcome.choices)
     queue_s = _difference(outcome.started_at, queued_at)
     return values | {
         "job_id": outcome.job,
         "state": outcome.state,
-        "token_ids": json.dumps(outcome.token_ids, separators=(",", ":")),
+        "token_ids": _ENCODER.encode(outcome.token_ids),
+        "choices": _ENCODER.encode([asdict(choice) for choice in outcome.choices]) if outcome.choices else None,
         "completion_tokens": num_tokens,
         "e2e_tps": _rate(num_tokens, _difference(outcome.finished_at, outcome.started_at)),
         "acceptance": _rate(outcome.accepted or 0, outcome.drafted),

@@ -198,6 +198,15 @@ class PendingStop:
 
 
 @dataclass(frozen=True, slots=True)
+class ChoiceRow:
+    """A completion of a job after the first."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class OutcomeRow:
     """The end of one attempt, as a head reports it. Figures are None where the job never got that far."""
 
@@ -228,6 +237,9 @@ class OutcomeRow:
     link_s: float | None = None
     tail_s: float | None = None
     wire_dtype: str | None = None
+    choices: tuple[ChoiceRow, ...] = ()
+    #: JSON list with the log probabilities of every completion; None if none were asked for
+    logprobs: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,6 +308,15 @@ class JobRow:
     stop_reason: StopReason | None = None
     #: the job whose result this one has taken over
     reused_from: str | None = None
+    #: the completions after the first; `text`, `token_ids` and `finish_reason` are the first one's
+    choices: tuple[ChoiceRow, ...] = ()
+    #: as in `OutcomeRow`; None also where they were not read
+    logprobs: str | None = None
+
+    @property
+    def num_choices(self) -> int:
+        """Completions that there are."""
+        return 1 + len(self.choices)
 
 
 @dataclass(frozen=True, slots=True)

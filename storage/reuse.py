@@ -15,7 +15,10 @@ from storage.states import JobState
 from storage.tables import IS_REUSABLE, IS_WAITING, job
 
 #: what a job takes over; figures of the generation stay with the job that ran
-_COPIED = ("text", "token_ids", "finish_reason", "prompt_tokens", "completion_tokens", "profile_key")
+_COPIED = (
+    *("text", "token_ids", "finish_reason", "prompt_tokens", "completion_tokens", "profile_key"),
+    *("choices", "logprobs"),
+)
 #: jobs looked up at a time
 _PAGE = 1000
 

@@ -190,6 +190,10 @@ job = Table(
     Column("text", ExactText),
     #: JSON list of the completion's token ids
     Column("token_ids", Text),
+    #: JSON list of the completions after the first
+    Column("choices", Text),
+    #: JSON list of the log probabilities of every completion, the first one's first
+    Column("logprobs", Text),
     UniqueConstraint("batch_id", "line"),
     UniqueConstraint("batch_id", "custom_id"),
     # Counts and completion tokens of a batch come from this index alone.

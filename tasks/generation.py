@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
 from enum import StrEnum
 from typing import Any
 
@@ -10,6 +11,10 @@ from relay.plain import from_plain
 
 # said again, for the packages that may not import `storage`
 from storage.states import StopReason as StopReason
+from tasks.logprobs import Alternative as Alternative
+from tasks.logprobs import TokenLogprob as TokenLogprob
+from tasks.logprobs import pack, unpack
+from tasks.seeds import choice_seed
 
 #: `max_tokens` of a job that does not say
 DEFAULT_MAX_TOKENS = 512
@@ -44,7 +49,7 @@ class GenerationRequest:
     #: the text ends before the first of these
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
-    #: completions wanted; completion i draws its tokens with a seed derived from `seed` and i, the first with `seed`
+    #: completions wanted; completion i draws its tokens with `tasks.seeds.choice_seed(seed, i)`, the first with `seed`
     n: int = 1
     #: 1.0 = off
     repetition_penalty: float = 1.0
@@ -59,14 +64,39 @@ class GenerationRequest:
     #: likeliest tokens wanted at each position with their log probabilities; None wants no log probabilities
     logprobs: int | None = None
 
+    def of_choice(self, choice: int) -> GenerationRequest:
+        """The request for completion `choice` (from 0) alone."""
+        return replace(self, n=1, seed=choice_seed(self.seed, choice))
+
     def to_json(self) -> dict[str, Any]:
-        """This request as plain JSON values."""
-        return asdict(self)
+        """This request as plain JSON values, without the younger parameters that ask for nothing.
+
+        So a request that uses none of them is written as before there were any: stored results keep their keys.
+        """
+        values = {name: getattr(self, name) for name in self.__slots__}
+        silent = [name for name, neutral in _NEUTRAL.items() if values[name] == neutral]
+        return plain_fields({name: value for name, value in values.items() if name not in silent})
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> GenerationRequest:
         """The request that `to_json` wrote, also after a trip through JSON. Raises ValueError for anything else."""
         return from_plain(cls, value)
+
+
+#: parameters that no request had in the first version
+_YOUNGER = (
+    *("n", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias"),
+    *("min_tokens", "stop_token_ids", "logprobs"),
+)
+_NEUTRAL = {field.name: field.default for field in fields(GenerationRequest) if field.name in _YOUNGER}
+
+
+def plain_fields(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of a `GenerationRequest` as plain JSON values, not copied as far as they are plain already."""
+    plain = dict(values)
+    if "logit_bias" in plain:
+        plain["logit_bias"] = [asdict(item) for item in plain["logit_bias"]]
+    return plain
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +117,7 @@ class GenerationTask:
 
     def to_json(self) -> dict[str, Any]:
         """This task as plain JSON values."""
-        return asdict(self)
+        return {**{name: getattr(self, name) for name in self.__slots__}, "request": self.request.to_json()}
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> GenerationTask:
@@ -150,26 +180,6 @@ class Metrics:
 
 
 @dataclass(frozen=True, slots=True)
-class Alternative:
-    """A token that could stand at a position."""
-
-    token: int
-    #: decoded by itself, and its bytes: a token may hold a part of a character
-    text: str
-    bytes: tuple[int, ...]
-    logprob: float
-
-
-@dataclass(frozen=True, slots=True)
-class TokenLogprob:
-    """The log probabilities at one position of a completion."""
-
-    chosen: Alternative
-    #: likeliest first
-    top: tuple[Alternative, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class Choice:
     """One more completion of a job that asked for several."""
 
@@ -177,6 +187,15 @@ class Choice:
     token_ids: tuple[int, ...]
     finish_reason: FinishReason
     logprobs: tuple[TokenLogprob, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """This choice as plain JSON values."""
+        return {**asdict(replace(self, logprobs=())), "logprobs": pack(self.logprobs)}
+
+    @classmethod
+    def from_json(cls, value: object) -> Choice:
+        """The choice that `to_json` wrote. Raises ValueError for anything else."""
+        return replace(from_plain(cls, _without(value, "logprobs")), logprobs=unpack(_get(value, "logprobs")))
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,11 +226,33 @@ class Outcome:
         """The Celery task id of the attempt."""
         return f"{self.job}.{self.attempt}"
 
+    @property
+    def num_tokens(self) -> int:
+        """Completion tokens of all choices."""
+        return len(self.token_ids) + sum(len(choice.token_ids) for choice in self.choices)
+
     def to_json(self) -> dict[str, Any]:
         """This outcome as plain JSON values."""
-        return asdict(self)
+        plain = asdict(replace(self, logprobs=(), choices=()))
+        return {**plain, "logprobs": pack(self.logprobs), "choices": [choice.to_json() for choice in self.choices]}
 
     @classmethod
-    def from_json(cls, value: dict[str, Any]) -> Outcome:
+    def from_json(cls, value: object) -> Outcome:
         """The outcome that `to_json` wrote. Raises ValueError for anything else."""
-        return from_plain(cls, value)
+        choices = _get(value, "choices")
+        choices = [] if choices is None else choices
+        if not isinstance(choices, list | tuple):
+            raise ValueError(f"Outcome.choices: expected a list, got {type(choices).__name__}")
+        return replace(
+            from_plain(cls, _without(value, "logprobs", "choices")),
+            logprobs=unpack(_get(value, "logprobs")),
+            choices=tuple(Choice.from_json(choice) for choice in choices),
+        )
+
+
+def _get(value: object, name: str) -> object:
+    return value.get(name) if isinstance(value, dict) else None
+
+
+def _without(value: object, *names: str) -> object:
+    return {key: item for key, item in value.items() if key not in names} if isinstance(value, dict) else value

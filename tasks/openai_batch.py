@@ -20,17 +20,11 @@ from typing import Any, BinaryIO, NoReturn, Self
 from storage.records import NewJob
 from tasks.durations import DurationInvalid, seconds
 from tasks.errors import ParameterInvalid
-from tasks.generation import GenerationRequest
-from tasks.openai_parameters import (
-    Unexpected,
-    check,
-    describe,
-    is_parameter,
-    printable,
-    read_parameters,
-)
+from tasks.generation import GenerationRequest, plain_fields
+from tasks.openai_parameters import Form, is_parameter, read_parameters
 from tasks.openai_prompts import read_messages, read_prompt
 from tasks.openai_results import error_line, output_line, result_line
+from tasks.parameter_rules import Unexpected, check, describe, printable
 
 __all__ = [
     "Defaults",
@@ -91,7 +85,7 @@ class Defaults:
     def to_json(self) -> dict[str, Any]:
         """These defaults as plain JSON values."""
         model = {} if self.model is None else {"model": self.model}
-        return {**model, **self.parameters}
+        return {**model, **plain_fields(self.parameters)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,10 +104,9 @@ class ParsedJob:
 
     def new_job(self, model: str, now: float) -> NewJob:
         """This line as a row of the database, for the served model `model`, submitted at `now` (Unix time)."""
-        # As `to_json`, whose deep copy would take as long as all the checks of the line.
-        fields = {name: getattr(self.request, name) for name in GenerationRequest.__slots__}
         expires_at = None if self.expires_in_s is None else now + self.expires_in_s
-        return NewJob(self.line, self.custom_id, model, self.url, _ENCODER.encode(fields), expires_at=expires_at)
+        request = _ENCODER.encode(self.request.to_json())
+        return NewJob(self.line, self.custom_id, model, self.url, request, expires_at=expires_at)
 
 
 def draw_seed() -> int:
@@ -228,16 +221,17 @@ def _refuse_constant(name: str) -> NoReturn:
 
 
 def _job(number: int, value: dict[str, Any], defaults: Defaults, seeds: Callable[[], int]) -> ParsedJob:
-    form = _openai_form if any(name in value for name in _OPENAI_FORM) else _short_form
-    custom_id, url, body = form(value)
+    read = _openai_form if any(name in value for name in _OPENAI_FORM) else _short_form
+    custom_id, url, body = read(value)
     expires_in_s = _expires_in(value.get("expires_in"))
     prompt, messages = body.pop("prompt", None), body.pop("messages", None)
     model = _optional_name("model", body.pop("model", None)) or defaults.model
     request = _source(url, prompt, messages)
-    parameters = {**defaults.parameters, **read_parameters(body)}
+    form = Form.CHAT if request["messages"] is not None else Form.COMPLETION
+    parameters = read_parameters(body, form, defaults.parameters)
     if "seed" not in parameters:
         parameters["seed"] = seeds()
-    url = CHAT_URL if request["messages"] is not None else COMPLETIONS_URL
+    url = CHAT_URL if form is Form.CHAT else COMPLETIONS_URL
     parsed = GenerationRequest(**request, **parameters)
     return ParsedJob(number, custom_id or f"line-{number}", model, url, parsed, expires_in_s)
 

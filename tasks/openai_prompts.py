@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from tasks.errors import ParameterInvalid
-from tasks.openai_parameters import describe, printable
+from tasks.parameter_rules import describe, is_token_id, printable
 
-_MAX_TOKEN_ID = 2**31 - 1
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 _ROLES_TEXT = "system, developer, user or assistant"
 
@@ -32,7 +31,7 @@ def read_prompt(value: object) -> str | tuple[int, ...]:
         value = value[0]
     if isinstance(value, str) and value:
         return value
-    if isinstance(value, list) and value and all(_is_token_id(item) for item in value):
+    if isinstance(value, list) and value and all(is_token_id(item) for item in value):
         return tuple(value)
     shown = "a list of something else" if isinstance(value, list) and value else describe(value)
     raise ParameterInvalid("prompt", f"expected a text or a list of token ids, not empty, got {shown}")
@@ -74,7 +73,3 @@ def _part(where: str, value: object) -> str:
     if not isinstance(text, str) or len(value) != 2:
         raise ParameterInvalid(where, 'expected {"type": "text", "text": …} with a text and nothing else')
     return text
-
-
-def _is_token_id(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _MAX_TOKEN_ID

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from typing import Any
 
-from storage.records import JobRow
+from storage.records import ChoiceRow, JobRow
 from storage.states import JobState, StopCode
 from tasks.errors import JobUnfinished
+from tasks.logprobs import TokenLogprob, unpack
+from tasks.openai_logprobs import chat_logprobs, completion_logprobs
 
 _CHAT_URL = "/v1/chat/completions"
 
@@ -71,7 +75,7 @@ def _body(job: JobRow) -> dict[str, Any]:
         "object": "chat.completion" if is_chat else "text_completion",
         "created": int(job.finished_at or job.recorded_at or 0),
         "model": job.model,
-        "choices": [_choice(job, is_chat)],
+        "choices": _choices(job, is_chat),
         "usage": {
             "prompt_tokens": prompt_tokens,
             "completion_tokens": completion_tokens,
@@ -81,9 +85,21 @@ def _body(job: JobRow) -> dict[str, Any]:
     }
 
 
-def _choice(job: JobRow, is_chat: bool) -> dict[str, Any]:
-    text = job.text or ""
+def _choices(job: JobRow, is_chat: bool) -> list[dict[str, Any]]:
+    first = ChoiceRow(job.text or "", job.token_ids, job.finish_reason or "")
+    completions = (first, *job.choices)
+    packed = json.loads(job.logprobs) if job.logprobs else [None] * len(completions)
+    return [
+        _choice(index, completion, unpack(logprobs), is_chat)
+        for index, (completion, logprobs) in enumerate(zip(completions, packed, strict=True))
+    ]
+
+
+def _choice(index: int, completion: ChoiceRow, logprobs: Sequence[TokenLogprob], is_chat: bool) -> dict[str, Any]:
+    text, shown = completion.text, None
+    if logprobs:
+        shown = chat_logprobs(logprobs) if is_chat else completion_logprobs(logprobs, text)
     content: dict[str, Any] = (
         {"message": {"role": "assistant", "content": text, "refusal": None}} if is_chat else {"text": text}
     )
-    return {"index": 0, **content, "logprobs": None, "finish_reason": job.finish_reason}
+    return {"index": index, **content, "logprobs": shown, "finish_reason": completion.finish_reason or None}

@@ -6,6 +6,7 @@ database then counts a duplicate and changes nothing.
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable, Sequence
 from typing import TypeVar
@@ -13,10 +14,11 @@ from typing import TypeVar
 from storage.database import Database
 from storage.jobs import mark_running
 from storage.outcomes import record_outcomes
-from storage.records import OutcomeRow, RunningJob
+from storage.records import ChoiceRow, OutcomeRow, RunningJob
 from storage.states import JobState
 from tasks.errors import RecordInvalid
 from tasks.generation import Metrics, Outcome
+from tasks.logprobs import pack
 from tasks.results import Record, ResultsReader, Started, decode
 
 log = logging.getLogger(__name__)
@@ -116,8 +118,16 @@ def outcome_row(outcome: Outcome) -> OutcomeRow:
         error_type=outcome.failure,
         error_message=outcome.failure_message,
         prompt_tokens=outcome.prompt_tokens,
+        choices=tuple(ChoiceRow(item.text, item.token_ids, item.finish_reason) for item in outcome.choices),
+        logprobs=_logprobs(outcome),
         **({name: getattr(metrics, name) for name in _FIGURES} if metrics else {}),
     )
+
+
+def _logprobs(outcome: Outcome) -> str | None:
+    """Those of every choice as JSON; None if there are none."""
+    packed = [pack(outcome.logprobs), *(pack(choice.logprobs) for choice in outcome.choices)]
+    return json.dumps(packed, separators=(",", ":")) if any(packed) else None
 
 
 def _end(outcome: Outcome) -> JobState:

@@ -21,8 +21,12 @@ from tasks.lease import DONE
 
 #: seconds for which a finished attempt is remembered, so that a late second delivery is not generated again
 DONE_MARKER_S = 3600
-#: records read, and recorded in one transaction, at a time
+#: most records read, and recorded in one transaction, at a time
 READ_COUNT = 200
+#: bytes of records read at a time, about: those with log probabilities are megabytes each
+READ_BYTES = 16 << 20
+#: records of the first reading, which nothing is known about
+_FIRST_COUNT = 25
 #: unreadable records kept for a look
 _REJECTED_KEPT = 1000
 
@@ -92,9 +96,11 @@ class ResultsReader:
         self._group_known = False
         #: whether our own pending entries, read by us or a predecessor but not settled, may be left
         self._pending = True
+        #: records that are `READ_BYTES` together, going by the ones read last
+        self._within = _FIRST_COUNT
 
     def read(self, block_ms: int, count: int = READ_COUNT) -> list[tuple[bytes, dict[bytes, bytes]]]:
-        """Up to `count` raw entries, those read before but never settled first.
+        """Up to `count` raw entries, those read before but never settled first; fewer where they are large.
 
         Waits up to `block_ms` for new ones; 0 does not wait.
 
@@ -133,9 +139,14 @@ class ResultsReader:
 
     def _read(self, start: str, count: int, block_ms: int | None) -> list[tuple[bytes, dict[bytes, bytes]]]:
         reply: Any = self._client.xreadgroup(
-            keys.RESULTS_GROUP, self._consumer, {keys.RESULTS: start}, count=count, block=block_ms
+            keys.RESULTS_GROUP, self._consumer, {keys.RESULTS: start}, count=min(count, self._within), block=block_ms
         )
-        return list(reply[0][1]) if reply else []
+        entries: list[tuple[bytes, dict[bytes, bytes]]] = list(reply[0][1]) if reply else []
+        if entries:
+            largest = max(sum(map(len, (fields or {}).values())) for _, fields in entries)
+            # never more than doubled: small ones may be followed by large ones
+            self._within = max(1, min(2 * self._within, READ_COUNT, READ_BYTES // max(1, largest)))
+        return entries
 
     def _ensure_group(self) -> None:
         if self._group_known:

@@ -24,6 +24,7 @@ from workers.engine.tokenizer import generation_eos, load_tokenizer
 from workers.head.courier import Courier
 from workers.head.drafters import Drafter
 from workers.head.engine import HeadEngine
+from workers.head.ensemble import Ensemble
 from workers.head.jobs import Job
 from workers.head.options import EngineOptions
 from workers.head.prompts import PromptReader
@@ -58,11 +59,14 @@ class Halves:
         return cls(directory, head, load_tail(directory, split, **sizes), prompts)
 
 
-class Line(deque[Job]):
-    """Jobs on their way to an engine."""
+class Line(deque[Job | Ensemble]):
+    """Jobs on their way to an engine, alone or as the choices of a task."""
 
-    def take(self) -> Job | None:
-        return self.popleft() if self else None
+    def take(self) -> Ensemble | None:
+        if not self:
+            return None
+        arrived = self.popleft()
+        return Ensemble((arrived,)) if isinstance(arrived, Job) else arrived
 
     @property
     def num_waiting(self) -> int:
@@ -133,7 +137,7 @@ def generate(
     engine = HeadEngine(
         halves.head,
         drafter,
-        Line(halves.prompts.read(task) for task in tasks),
+        Line(halves.prompts.read_all(task) for task in tasks),
         outcomes,
         options(
             slots=concurrency,

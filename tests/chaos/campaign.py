@@ -26,7 +26,7 @@ from tests.chaos.faults import Strike, Striker
 from tests.chaos.field import Death, Field
 from tests.chaos.measure import ON_ITS_WAY_S, Measured, measure, stretches
 from tests.chaos.plan import NEED_ALL, Fault, Kind, draw
-from tests.chaos.requests import Judge, requests
+from tests.chaos.requests import Judge, requests, text_of
 from tests.chaos.submissions import Submissions, Submitted, name_of
 from tests.chaos.watch import LOOK_S, Sample, Watch
 from tests.cli_runner import Shardq
@@ -153,7 +153,7 @@ class Runner:
             fair = {row.custom_id for row in Judge(Path(self._system.model)).fair(database, rows)}
         chosen = [line for line in lines if line["custom_id"] in fair][: options.jobs]
         assert len(chosen) == options.jobs, f"only {len(fair)} of {count} jobs are fair"
-        return chosen, {row.custom_id: row.text for row in rows}, count - len(fair)
+        return chosen, {row.custom_id: text_of(row) for row in rows}, count - len(fair)
 
     def _disturb(self, chosen: list[dict[str, Any]]) -> Submissions:
         """All faults, one after the other, while the jobs are submitted, run and recorded."""
@@ -280,7 +280,7 @@ class Runner:
             "every job recorded exactly once, completed": checks.recorded_once(ids, rows),
             "every job once among the results": checks.results_complete(ids, results),
             "every text equal to the undisturbed run's": checks.same_texts(
-                {name: undisturbed[name] for name in ids}, {row.custom_id: row.text for row in rows}
+                {name: undisturbed[name] for name in ids}, {row.custom_id: text_of(row) for row in rows}
             ),
             "every job with somebody within the recovery time": checks.jobs_recovered(
                 measured, self._options.recovery_s

@@ -12,7 +12,7 @@ from sqlalchemy import select
 from transformers import AutoModelForCausalLM
 
 from storage.database import Database
-from storage.records import JobRow
+from storage.records import ChoiceRow, JobRow
 from storage.tables import job
 from tasks.generation import FinishReason, GenerationRequest, GenerationTask
 from workers.engine import noise
@@ -35,7 +35,7 @@ _SAMPLING: tuple[dict[str, Any], ...] = (
     {"temperature": 0},
     {"temperature": 1.0},
     {"temperature": 0},
-    {"temperature": 0.7, "top_p": 0.9},
+    {"temperature": 0.7, "top_p": 0.9, "n": 3},
     {"temperature": 0},
     {"temperature": 1.3, "top_k": 20},
 )
@@ -79,12 +79,22 @@ class Judge:
         stored = _requests(database, [row.id for row in rows])
         return [row for row in rows if self._gap(row, stored[row.id]) >= MIN_GAP]
 
-    @torch.inference_mode()
     def _gap(self, row: JobRow, request: GenerationRequest) -> float:
+        """The smallest one of all completions."""
+        first = ChoiceRow(row.text or "", row.token_ids, row.finish_reason or "")
+        completions = (first, *row.choices)
+        if len(completions) != request.n:
+            raise AssertionError(f"{row.custom_id}: {len(completions)} completions, not {request.n}")
+        return min(
+            self._gap_of(row, request.of_choice(choice), completion) for choice, completion in enumerate(completions)
+        )
+
+    @torch.inference_mode()
+    def _gap_of(self, row: JobRow, request: GenerationRequest, completion: ChoiceRow) -> float:
         task = GenerationTask(row.id, row.attempt, row.batch_id, row.custom_id, row.model, request)
-        read, chosen = self._prompts.read(task), list(row.token_ids)
+        read, chosen = self._prompts.read(task), list(completion.token_ids)
         # where the text ended by itself, its end was a choice, too, and is not among its tokens
-        num_choices = len(chosen) + (row.finish_reason == FinishReason.STOP)
+        num_choices = len(chosen) + (completion.finish_reason == FinishReason.STOP)
         fed = torch.tensor([[*read.tokens, *chosen][: len(read.tokens) + num_choices - 1]])
         logits = self._model(fed).logits[0, len(read.tokens) - 1 :].float()
         if request.temperature:
@@ -95,8 +105,13 @@ class Judge:
         gaps = best.values[:, 0] - best.values[:, 1]
         right = best.indices[: len(chosen), 0] == torch.tensor(chosen)
         if bool((~right & (gaps[: len(chosen)] >= MIN_GAP)).any()):
-            raise AssertionError(f"{row.custom_id}: the undisturbed text is not the model's: {row.text!r}")
+            raise AssertionError(f"{row.custom_id}: the undisturbed text is not the model's: {completion.text!r}")
         return float(gaps.min())
+
+
+def text_of(row: JobRow) -> str | None:
+    """All that a job wrote, to be compared."""
+    return "\0".join([row.text, *(choice.text for choice in row.choices)]) if row.text is not None else None
 
 
 def _requests(database: Database, ids: list[str]) -> dict[str, GenerationRequest]:

@@ -48,6 +48,7 @@ from tasks import results
 from tasks.errors import RecordInvalid
 from tasks.generation import (
     Alternative,
+    Choice,
     FailureType,
     FinishReason,
     GenerationRequest,
@@ -225,6 +226,19 @@ LINES: tuple[dict[str, Any], ...] = (
     },
     {"custom_id": "old", "url": "/v1/completions", "body": {"prompt": "x", "top_k": 40, "min_p": 0.05, "echo": False}},
     {"prompt": "late", "expires_in": "10m", "ignore_eos": True, "logit_bias": {}, "user": "me"},
+    {
+        "prompt": "all",
+        "n": 3,
+        "best_of": 3,
+        "logprobs": 2,
+        "min_tokens": 4,
+        "stop_token_ids": [5, 6],
+        "presence_penalty": 0.5,
+        "frequency_penalty": -0.5,
+        "repetition_penalty": 1.1,
+        "logit_bias": {"7": -1},
+    },
+    {"messages": _CHAT, "logprobs": True, "top_logprobs": 3},
 )
 _DEFAULTS = Defaults.of(model="tiny", temperature=0.5)
 
@@ -320,15 +334,18 @@ _REQUESTS = (
     GenerationRequest(None, ({"role": "user", "content": "ü"},), -(2**63), temperature=0.0),
     GenerationRequest((1, 2, 3), None, 2**63 - 1, max_tokens=1, ignore_eos=True),
     GenerationRequest("x", None, 1, logit_bias=(TokenBias(5, -1.5),), min_tokens=3, stop_token_ids=(4,), logprobs=2),
+    GenerationRequest("all", None, 5, n=2, logit_bias=(TokenBias(7, -1.0),), stop_token_ids=(5,), logprobs=1),
 )
-_LIKELY = Alternative(5, "\ufffd", (0xC3,), -0.25)
+_A, _B = Alternative(5, "a", (97,), -0.5), Alternative(6, "\ufffd", (195,), -1.5)
+_LOGPROBS = (TokenLogprob(_A, (_A, _B)), TokenLogprob(_B, (_A,)))
 _OUTCOMES = (
     Outcome("batch_1-2", 1, "h", "täxt", (5, 6), FinishReason.STOP, 7, None, None, _METRICS),
-    Outcome(
-        *("batch_1-4", 1, "h", "t", (5,), FinishReason.LENGTH, 7, None, None, _METRICS),
-        logprobs=(TokenLogprob(_LIKELY, (_LIKELY, Alternative(6, "t", (116,), -1.5))),),
-    ),
     Outcome("batch_1-3", 2, "h", None, (), None, 0, FailureType.CONTEXT_LENGTH, "too long", None),
+    Outcome(
+        *("batch_1-4", 1, "h", "a\ufffd", (5, 6), FinishReason.STOP, 7, None, None, _METRICS),
+        logprobs=_LOGPROBS,
+        choices=(Choice("a", (5,), FinishReason.LENGTH, _LOGPROBS[:1]), Choice("", (), FinishReason.STOP)),
+    ),
 )
 _TASKS = tuple(GenerationTask("batch_1-2", 1, "batch_1", "id", "tiny", request) for request in _REQUESTS)
 TO_ENGINE = tuple(encode(Submit(task, number == 1)) for number, task in enumerate(_TASKS))

@@ -42,7 +42,9 @@ BAD = {
         "/v1/embeddings",
     ),
     "stream": (line(prompt="a", stream=True), "stream"),
-    "several choices": (line(prompt="a", n=2), "n"),
+    "too many choices": (line(prompt="a", n=129), "n"),
+    "more tokens at least than at most": (line(prompt="a", min_tokens=9, max_tokens=8), "min_tokens"),
+    "a bias of no token": (line(prompt="a", logit_bias={"the": 1}), "logit_bias.the"),
     "NaN": (b'{"prompt": "a", "temperature": NaN}', "NaN"),
 }
 
@@ -144,12 +146,36 @@ def test_a_file_without_a_single_good_line_is_refused_even_if_invalid_lines_are_
 
 @pytest.mark.parametrize(
     ("option", "value"),
-    [("--temperature", "-1"), ("--top-p", "7"), ("--max-tokens", "0"), ("--min-p", "2"), ("--top-k", "-9")],
+    [
+        *[("--temperature", "-1"), ("--top-p", "7"), ("--max-tokens", "0"), ("--min-p", "2"), ("--top-k", "-9")],
+        *[("--presence-penalty", "3"), ("--frequency-penalty", "-2.5"), ("--repetition-penalty", "0")],
+        *[("--min-tokens", "-1"), ("--n", "0"), ("--top-logprobs", "21")],
+        *[("--stop-token-id", "-1"), ("--logit-bias", "5=101"), ("--logit-bias", "x=1")],
+    ],
 )
 def test_an_option_out_of_range_is_refused_by_its_name(run: Shardq, option: str, value: str) -> None:
     result = run("submit", "--check", option, value, "-", stdin=line(prompt="a"))
     assert result.exit_code == ExitCode.USAGE
     assert result.stderr.startswith(f"Error: {option}: expected")
+
+
+@pytest.mark.parametrize("value", ["5", "5=", "5=much", "=1"])
+def test_a_bias_that_cannot_be_read_is_refused(run: Shardq, value: str) -> None:
+    result = run("submit", "--check", "--logit-bias", value, "-", stdin=line(prompt="a"))
+    assert result.exit_code == ExitCode.USAGE
+    assert "--logit-bias" in result.stderr
+
+
+def test_one_token_has_one_bias(run: Shardq) -> None:
+    result = run("submit", "--check", "--logit-bias", "5=1", "--logit-bias", "5=2", "-", stdin=line(prompt="a"))
+    assert result.exit_code == ExitCode.USAGE
+    assert "token 5 has two biases" in result.stderr
+
+
+def test_options_that_a_line_contradicts_are_said_with_the_line(run: Shardq) -> None:
+    data = line(prompt="a") + b"\n" + line(prompt="b", max_tokens=4)
+    result = run("submit", "--check", "--min-tokens", "5", "-", stdin=data)
+    assert result.stderr == "Error: line 2: min_tokens: expected at most max_tokens (4), got 5\n"
 
 
 def test_a_missing_file_is_one_line(run: Shardq, tmp_path: Path) -> None:

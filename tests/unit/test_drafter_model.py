@@ -61,6 +61,9 @@ class RememberingModel:
         wanted = hidden[:, :1] % self.vocab
         return -(torch.arange(self.vocab) - wanted).abs().float()
 
+    def draft(self, *_: object, **__: object) -> None:
+        """Drafts step by step only."""
+
     def copy_slot(self, source: int, destination: int, length: int) -> None:
         self.copied.append((source, destination, length))
         self.cache[destination, :length] = self.cache[source, :length]

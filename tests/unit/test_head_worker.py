@@ -20,6 +20,7 @@ from tasks import stops
 from tasks.generation import FailureType, GenerationRequest, GenerationTask, Outcome, StopReason
 from tests.relay_messages import PROFILE, tail_info
 from workers.head.courier import GIVE_UP_AFTER_S, Courier, TailSilent
+from workers.head.ensemble import Ensemble
 from workers.head.intake import Intake
 from workers.head.jobs import Job
 from workers.head.session import HeadOffer, TailSearch
@@ -284,10 +285,10 @@ def test_the_stop_watch_tells_of_live_jobs_and_asks_on_while_the_queue_server_is
 class Prompts:
     """Reads one prompt in its own way."""
 
-    def read(self, task: GenerationTask) -> Job:
+    def read_all(self, task: GenerationTask) -> Ensemble:
         if task.request.prompt == "broken":
             raise TypeError("can only concatenate str")
-        return Mock(spec=Job, suspect=False)
+        return Ensemble(tuple(Mock(spec=Job, suspect=False) for _ in range(2)))
 
 
 def test_a_prompt_that_breaks_its_reader_fails_alone_and_a_suspect_is_marked() -> None:
@@ -295,11 +296,11 @@ def test_a_prompt_that_breaks_its_reader_fails_alone_and_a_suspect_is_marked() -
     for number, (prompt, suspect) in enumerate([("broken", False), ("good", True), ("good", False)]):
         request = GenerationRequest(prompt, None, 0)
         intake.deliver(GenerationTask(f"job{number}", 1, "batch", "c", "m", request), suspect)
-    broken, suspect_job, job = intake.take(), intake.take(), intake.take()
+    broken, suspect, usual = intake.take(), intake.take(), intake.take()
     assert isinstance(broken, Outcome)
     assert (broken.failure, broken.job) == (FailureType.INTERNAL, "job0")
     assert "can only concatenate str" in str(broken.failure_message)
-    assert isinstance(suspect_job, Job)
-    assert suspect_job.suspect
-    assert isinstance(job, Job)
-    assert not job.suspect
+    assert isinstance(suspect, Ensemble)
+    assert all(job.suspect for job in suspect.jobs)
+    assert isinstance(usual, Ensemble)
+    assert not any(job.suspect for job in usual.jobs)

@@ -254,24 +254,18 @@ NEUTRAL = {
 
 
 @pytest.mark.parametrize("name", NEUTRAL)
-def test_an_unsupported_parameter_is_accepted_at_its_neutral_value(name: str) -> None:
+def test_a_parameter_at_its_neutral_value_changes_nothing(name: str) -> None:
     assert job(chat(messages=HELLO, **{name: NEUTRAL[name]})) == job(chat(messages=HELLO))
 
 
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("n", 2),
         ("n", True),
         ("best_of", 3),
         ("stream", True),
         ("stream", 0),
         ("stream_options", {"include_usage": True}),
-        ("presence_penalty", 0.5),
-        ("frequency_penalty", -1),
-        ("repetition_penalty", 1.1),
-        ("logit_bias", {"5": 1}),
-        ("logprobs", True),
         ("logprobs", 0),
         ("top_logprobs", 2),
         ("echo", True),
@@ -284,7 +278,7 @@ def test_an_unsupported_parameter_is_accepted_at_its_neutral_value(name: str) ->
         ("metadata", "x"),
     ],
 )
-def test_any_other_value_of_it_is_refused_by_name(name: str, value: object) -> None:
+def test_a_value_that_is_not_supported_is_refused_by_name(name: str, value: object) -> None:
     refused = error(chat(messages=HELLO, **{name: value}))
     assert refused.field == name
     assert refused.message.startswith("expected ")

@@ -32,6 +32,7 @@ def ended(state: JobState = JobState.COMPLETED, **changes: Any) -> JobRow:
         "completion_tokens": 2,
         "cached_tokens": 4,
         "finished_at": 1700000000.5,
+        "choices": (),
     }
     return JobRow(**{**values, **changes})
 

@@ -16,6 +16,7 @@ import click
 import pytest
 
 from cli.main import COMMANDS, shardq
+from tasks.openai_parameters import RULES
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("cli", "relay", "storage", "tasks", "workers")
@@ -116,6 +117,18 @@ def test_every_command_and_option_is_documented(words: tuple[str, ...], command:
         )
         for name in names:
             assert name.strip("[]") in section, f"{name} of {' '.join(words)} is not documented"
+
+
+def test_every_parameter_that_works_is_documented_and_an_option() -> None:
+    text = (ROOT / "docs" / "parameters.md").read_text(encoding="utf-8")
+    rows = [line for line in text.splitlines() if line.startswith("| `")]
+    options = {option for parameter in dict(ALL_COMMANDS)[("submit",)].params for option in parameter.opts}
+    for name in RULES:
+        assert any(f"`{name}`" in row.split("|")[1] for row in rows), f"{name} is not documented"
+        singular = name.removesuffix("s") if name == "stop_token_ids" else name
+        assert f"--{singular.replace('_', '-')}" in options or name in ("best_of", "max_completion_tokens")
+    shown = set(re.findall(r"`(--[a-z-]+)`", "\n".join(row.split("|")[-2] for row in rows)))
+    assert shown <= options
 
 
 def test_every_documented_command_exists() -> None:

@@ -200,6 +200,10 @@ class Ended:
 
     def commit(self, tokens: Sequence[int]) -> FinishReason | None:
         self.tokens.extend(tokens[: self.max_tokens - len(self.tokens)])
+        return self.finish_reason
+
+    @property
+    def finish_reason(self) -> FinishReason | None:
         return FinishReason.LENGTH if len(self.tokens) == self.max_tokens else None
 
 

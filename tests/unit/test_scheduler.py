@@ -240,18 +240,33 @@ def test_the_line_is_cleared_for_a_suspect_that_is_next_or_runs_and_for_nobody_e
     first, second, suspect, third = job("a", [1]), job("b", [2]), job("c", [3], suspect=True), job("d", [4])
     (slot,) = admitted(line, first, second, suspect, third)
     assert line.clear_for_suspect() == []
-    assert line.withdraw("b.1") is second
-    assert line.clear_for_suspect() == [third]
+    line.withdraw("b.1")
+    assert line.clear_for_suspect() == ["d.1"]
     line.free(slot)
     assert [slot.job for slot in admitted(line, second)] == [suspect]
-    assert line.clear_for_suspect() == [second]
+    assert line.clear_for_suspect() == ["b.1"]
     assert line.num_waiting == 0
 
 
-def test_a_job_is_found_in_its_slot_and_taken_out_of_the_line() -> None:
-    line = scheduler(1)
-    first, second = job("a", [1]), job("b", [2])
-    (slot,) = admitted(line, first, second)
-    assert (line.holding("a.1"), line.holding("b.1")) == (slot, None)
-    assert (line.withdraw("a.1"), line.withdraw("b.1"), line.withdraw("b.1")) == (None, second, None)
+def test_a_suspects_choices_run_beside_each_other_and_stay_in_line_when_it_is_cleared() -> None:
+    line = scheduler(2)
+    choices, other = [job("a", [1], suspect=True) for _ in range(3)], job("b", [2])
+    assert [slot.job for slot in admitted(line, *choices, other)] == choices[:2]
+    assert line.clear_for_suspect() == ["b.1"]
+    line.free(line.slots[0])
+    assert [slot.job for slot in admitted(line)] == [choices[2]]
+    assert line.has_suspect
+    for slot in line.live():
+        line.free(slot)
+    assert not line.has_suspect
+
+
+def test_a_tasks_jobs_are_found_in_their_slots_and_taken_out_of_the_line() -> None:
+    line = scheduler(2)
+    slots = admitted(line, job("a", [1]), job("a", [1]), job("a", [1]), job("b", [2]))
+    assert (line.holding("a.1"), line.holding("b.1")) == (slots, [])
+    line.withdraw("a.1")
+    assert (line.holding("a.1"), line.num_waiting) == (slots, 1)
+    for _ in range(2):
+        line.withdraw("b.1")
     assert line.num_waiting == 0

@@ -11,7 +11,7 @@ from storage.states import JobState
 from tasks.errors import RecordInvalid
 from tasks.generation import FailureType, Outcome, StopReason
 from tasks.recorder import outcome_row
-from tasks.results import Started, decode
+from tasks.results import READ_BYTES, ResultsReader, Started, decode
 from tests.bookkeeping import outcome
 
 
@@ -80,3 +80,30 @@ def test_an_outcome_that_tells_nothing_of_stops_was_not_stopped() -> None:
     value = outcome("j").to_json()
     del value["stopped"]
     assert Outcome.from_json(value).stopped is None
+
+
+class Stream:
+    """A server whose stream holds records of the sizes that are named; notes how many were asked for."""
+
+    def __init__(self, sizes: list[int]) -> None:
+        self.sizes = sizes
+        self.counts: list[int] = []
+
+    def xgroup_create(self, *args: object, **options: object) -> None: ...
+
+    def xreadgroup(self, group: str, consumer: str, streams: object, *, count: int, block: object) -> object:
+        self.counts.append(count)
+        taken, self.sizes = self.sizes[:count], self.sizes[count:]
+        return [(b"results", [(b"1-0", {b"json": bytes(size)}) for size in taken])] if taken else None
+
+
+def test_large_records_are_read_few_at_a_time_and_small_ones_many() -> None:
+    stream = Stream([10] * 500 + [READ_BYTES // 4] * 202 + [2 * READ_BYTES] * 2 + [10] * 3)
+    reader = ResultsReader(stream)  # type: ignore[arg-type]
+    reader._pending = False
+    while reader.read(0):
+        pass
+    assert stream.counts[:5] == [25, 50, 100, 200, 200]
+    assert max(stream.counts[6:50]) == 4
+    assert 1 in stream.counts
+    assert stream.counts[-1] == 4

@@ -218,7 +218,7 @@ class EngineServer:
 def _end(outcome: Outcome) -> str:
     """How it ended, for the log."""
     reason = outcome.failure or outcome.stopped or outcome.finish_reason
-    return f"{reason} after {len(outcome.token_ids)} tokens"
+    return f"{reason} after {outcome.num_tokens} tokens"
 
 
 class _FrontLink:

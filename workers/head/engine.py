@@ -15,11 +15,12 @@ from typing import Protocol
 import torch
 
 from relay.messages import Accepted, Copy, Prefill, Round, Void, VoidReason
-from tasks.generation import FailureType, FinishReason, Outcome, StopReason
+from tasks.generation import FailureType, Outcome, StopReason
 from workers.engine.shard import HeadShard
 from workers.errors import OutOfMemory
 from workers.head.courier import Answered, Courier
 from workers.head.drafters import Drafter
+from workers.head.ensemble import Ensemble
 from workers.head.forward import HeadForward
 from workers.head.jobs import Job
 from workers.head.lanes import Lanes
@@ -61,7 +62,7 @@ class Report(Protocol):
 class Source(Protocol):
     """Where an engine takes its jobs from; see `workers.head.intake.Intake`."""
 
-    def take(self) -> Job | Outcome | None: ...
+    def take(self) -> Ensemble | Outcome | None: ...
 
     @property
     def num_waiting(self) -> int: ...
@@ -102,6 +103,8 @@ class HeadEngine:
         self._courier: Courier | None = None
         #: whether this turn found something to send: then the next one may, too
         self._active = False
+        #: tasks that have not ended, by their ids
+        self._ensembles: dict[str, Ensemble] = {}
         self._reported: dict[str, float] = {}
         self._rate = Rate()
         self._device = shard.device
@@ -139,12 +142,8 @@ class HeadEngine:
         while self._stops:
             task_id, reason = self._stops.popleft()
             self._take_jobs()
-            slot, waiting = self._scheduler.holding(task_id), self._scheduler.withdraw(task_id)
-            if slot is not None:
-                job = self._vacate(slot)
-                self._report.finish(task_id, job.stopped(self._options.head_id, reason))
-            elif waiting is not None:
-                self._report.finish(task_id, waiting.never_begun(self._options.head_id, reason))
+            if task_id in self._ensembles:
+                self._report.finish(task_id, self._withdraw(task_id).stopped(self._options.head_id, reason))
 
     @property
     def wants_jobs(self) -> bool:
@@ -152,16 +151,19 @@ class HeadEngine:
         return not self._scheduler.has_suspect
 
     def hand_back_waiting(self) -> None:
-        """Give up the jobs without a slot, so that another head may take them."""
+        """Give up the tasks that have not begun, so that another head may take them."""
         self._take_jobs()
-        for job in self._scheduler.drop_waiting():
-            self._report.hand_back(job.task_id)
+        self._hand_back([ensemble.task_id for ensemble in self._ensembles.values() if not ensemble.has_begun])
 
     def hand_back_all(self) -> None:
-        """Give up every job, running or waiting, so that another head may take it."""
-        self.hand_back_waiting()
-        for slot in self._scheduler.live():
-            self._report.hand_back(self._vacate(slot).task_id)
+        """Give up every task, begun or waiting, so that another head may take it."""
+        self._take_jobs()
+        self._hand_back(list(self._ensembles))
+
+    def _hand_back(self, task_ids: list[str]) -> None:
+        for task_id in task_ids:
+            self._withdraw(task_id)
+            self._report.hand_back(task_id)
 
     def stats(self) -> EngineStats:
         """Jobs in slots and in line, and tokens/s over the last seconds."""
@@ -182,8 +184,8 @@ class HeadEngine:
 
     def _admit(self) -> None:
         self._take_jobs()
-        for job in self._scheduler.clear_for_suspect():
-            self._report.hand_back(job.task_id)
+        for task_id in self._scheduler.clear_for_suspect():
+            self._hand_back([task_id])
             self._admits_from = time.perf_counter() + CLEARED_FOR_S
         if time.perf_counter() < self._admits_from:
             return
@@ -192,12 +194,15 @@ class HeadEngine:
             job.ledger.start(self._options.wire_dtype)
             self._drafter.begin(slot.index)
             self._policy.begin(slot.index)
-            self._report.started(job.task_id)
+            if job is self._ensembles[job.task_id].jobs[0]:
+                self._report.started(job.task_id)
 
     def _take_jobs(self) -> None:
         while (arrived := self._source.take()) is not None:
-            if isinstance(arrived, Job):
-                self._scheduler.submit(arrived)
+            if isinstance(arrived, Ensemble):
+                self._ensembles[arrived.task_id] = arrived
+                for job in arrived.jobs:
+                    self._scheduler.submit(job)
             else:
                 self._report.finish(f"{arrived.job}.{arrived.attempt}", arrived)
 
@@ -337,7 +342,7 @@ class HeadEngine:
         slot.hold(len(job.tokens) - 1)
         self._rate.count(kept)
         if reason is not None:
-            self._finish(slot, reason)
+            self._finish(slot)
         else:
             self._scheduler.decode(slot)
             self._progress(job)
@@ -346,13 +351,16 @@ class HeadEngine:
         now = time.perf_counter()
         if now - self._reported.get(job.task_id, 0.0) >= PROGRESS_EVERY_S:
             self._reported[job.task_id] = now
-            self._report.progress(job.task_id, job.ledger.num_tokens, job.ledger.decode_tps())
+            figures = self._ensembles[job.task_id].figures()
+            self._report.progress(job.task_id, figures.num_tokens, figures.decode_tps())
 
     # -- ends -------------------------------------------------------------------------------------------------
 
-    def _finish(self, slot: HeadSlot, reason: FinishReason) -> None:
-        job = self._vacate(slot)
-        self._report.finish(job.task_id, job.completed(self._options.head_id, reason))
+    def _finish(self, slot: HeadSlot) -> None:
+        """A text is complete; the task is with its last one."""
+        task_id = self._vacate(slot).task_id
+        if self._ensembles[task_id].is_complete:
+            self._report.finish(task_id, self._withdraw(task_id).completed(self._options.head_id))
 
     def _voided(self, slot: HeadSlot, reason: VoidReason) -> None:
         """A row was not applied: prefill the job again, or fail it where that cannot help."""
@@ -369,19 +377,28 @@ class HeadEngine:
 
     def _starved(self, slots: list[HeadSlot], message: str) -> None:
         """There was no memory for these rows together: the longest job fails, the others begin again."""
+        slots = [slot for slot in slots if slot.job is not None]  # a choice that failed took its others along
         if not slots:
             return
         log.warning("%s", message)
         longest = max(slots, key=lambda slot: len(_job(slot).tokens))
         self._fail(longest, FailureType.OUT_OF_MEMORY, message)
         for slot in slots:
-            if slot is not longest:
+            if slot.job is not None:
                 self._scheduler.restart(slot)
         free_unused(self._device)
 
     def _fail(self, slot: HeadSlot, failure: FailureType, message: str) -> None:
-        job = self._vacate(slot)
-        self._report.finish(job.task_id, job.failed(self._options.head_id, failure, message))
+        task_id = _job(slot).task_id
+        self._report.finish(task_id, self._withdraw(task_id).failed(self._options.head_id, failure, message))
+
+    def _withdraw(self, task_id: str) -> Ensemble:
+        """Take a task's jobs out of slots and line."""
+        for slot in self._scheduler.holding(task_id):
+            self._vacate(slot)
+        self._scheduler.withdraw(task_id)
+        self._reported.pop(task_id, None)
+        return self._ensembles.pop(task_id)
 
     def _vacate(self, slot: HeadSlot) -> Job:
         if slot.awaited:  # values that are no numbers would have shown in the answers that nobody will look at now
@@ -389,7 +406,6 @@ class HeadEngine:
         job = self._scheduler.free(slot)
         self._drafter.end(slot.index)
         self._policy.end(slot.index)
-        self._reported.pop(job.task_id, None)
         return job
 
     def _clear(self, slot: HeadSlot) -> None:

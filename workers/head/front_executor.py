@@ -183,7 +183,7 @@ def summary(outcome: Outcome) -> dict[str, Any]:
     finish = outcome.finish_reason or outcome.failure or outcome.stopped
     return {
         "tps": None if tps is None else round(tps, 2),
-        "tokens": len(outcome.token_ids),
+        "tokens": outcome.num_tokens,
         "finish": None if finish is None else str(finish),
     }
 

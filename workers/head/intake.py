@@ -7,7 +7,8 @@ import queue
 from collections.abc import Callable
 
 from tasks.generation import FailureType, GenerationTask, Outcome
-from workers.head.jobs import Job, rejected
+from workers.head.ensemble import Ensemble
+from workers.head.jobs import rejected
 from workers.head.prompts import PromptReader, PromptRejected
 
 log = logging.getLogger(__name__)
@@ -19,7 +20,7 @@ class Intake:
     def __init__(self, prompts: PromptReader, head_id: str) -> None:
         self._prompts = prompts
         self._head_id = head_id
-        self._ready: queue.SimpleQueue[Job | Outcome] = queue.SimpleQueue()
+        self._ready: queue.SimpleQueue[Ensemble | Outcome] = queue.SimpleQueue()
         self._wake: Callable[[], None] = lambda: None
 
     def wakes(self, wake: Callable[[], None]) -> None:
@@ -31,20 +32,21 @@ class Intake:
         self._ready.put(self._read(task, suspect))
         self._wake()
 
-    def _read(self, task: GenerationTask, suspect: bool) -> Job | Outcome:
+    def _read(self, task: GenerationTask, suspect: bool) -> Ensemble | Outcome:
         try:
-            job = self._prompts.read(task)
+            ensemble = self._prompts.read_all(task)
         except PromptRejected as error:
             return rejected(task, self._head_id, error.failure, str(error))
         except Exception as error:  # templates and tokenizers may raise anything: that fails the one job
             log.exception("prompt not read", extra={"job": task.job})
             message = f"the prompt could not be read: {type(error).__name__}: {error}"
             return rejected(task, self._head_id, FailureType.INTERNAL, message)
-        job.suspect = suspect
-        return job
+        for job in ensemble.jobs:
+            job.suspect = suspect
+        return ensemble
 
-    def take(self) -> Job | Outcome | None:
-        """The next job, or the outcome of a task whose prompt was refused; None when nothing waits."""
+    def take(self) -> Ensemble | Outcome | None:
+        """The next task's jobs, or the outcome of a task whose prompt was refused; None when nothing waits."""
         try:
             return self._ready.get_nowait()
         except queue.Empty:

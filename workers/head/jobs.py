@@ -13,7 +13,7 @@ from workers.head.likelihoods import Likelihoods
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """One attempt at one job, from its tokenised prompt to its outcome."""
+    """One choice of one attempt at one job, from its tokenised prompt to its outcome."""
 
     task: GenerationTask
     sampling: Sampling

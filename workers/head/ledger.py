@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from tasks.generation import Metrics
 
@@ -48,6 +51,32 @@ class Ledger:
     tail_s: float = 0.0
     bytes_up: int = 0
     bytes_down: int = 0
+
+    @classmethod
+    def together(cls, ledgers: Sequence[Ledger]) -> Ledger:
+        """One job's figures from those of its choices that got a slot, the first one's first; at least one.
+
+        Sums, but for the clocks, which go from the first beginning to the last commit, and `cached_tokens`: the prompt
+        is the same for all, and what later choices copy is mostly the first one's.
+        """
+        first = min(ledgers, key=lambda ledger: ledger.first_commit or math.inf)
+        commits = [ledger.last_commit for ledger in ledgers if ledger.last_commit is not None]
+        sums: dict[str, Any] = {name: sum(getattr(ledger, name) for ledger in ledgers) for name in _SUMMED}
+        return cls(
+            wire_dtype=ledgers[0].wire_dtype,
+            started_at=ledgers[0].started_at,
+            started=ledgers[0].started,
+            first_commit=first.first_commit,
+            last_commit=max(commits, default=None),
+            num_first=first.num_first,
+            cached_tokens=ledgers[0].cached_tokens,
+            **sums,
+        )
+
+    @property
+    def has_started(self) -> bool:
+        """Whether the clocks run: the job got its slot."""
+        return self.wire_dtype is not None
 
     def start(self, wire_dtype: str) -> None:
         """Start the clocks: the job has its slot, on a head that sends hidden states in `wire_dtype`."""
@@ -105,6 +134,13 @@ class Ledger:
             tail_s=self.tail_s,
             wire_dtype=self.wire_dtype,
         )
+
+
+#: fields of a ledger that add up over the choices of a job
+_SUMMED = (
+    *("num_tokens", "rounds", "round_tokens", "drafted", "accepted"),
+    *("draft_s", "head_s", "link_s", "tail_s", "bytes_up", "bytes_down"),
+)
 
 
 class Rate:

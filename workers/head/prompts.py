@@ -12,6 +12,7 @@ from relay.fields import MAX_ALTERNATIVES, MAX_BARRED, MAX_BIASES, MAX_HISTORY
 from relay.messages import Sampling
 from tasks.generation import FailureType, GenerationRequest, GenerationTask
 from workers.head.completion import Completion
+from workers.head.ensemble import Ensemble
 from workers.head.jobs import Job
 from workers.head.likelihoods import Likelihoods
 from workers.head.spelling import Spelling
@@ -43,11 +44,22 @@ class PromptReader:
         object.__setattr__(self, "_spelling", Spelling(self.tokenizer.backend_tokenizer))
 
     def read(self, task: GenerationTask) -> Job:
-        """The job of a task. Raises PromptRejected."""
-        request = task.request
+        """The job of a task's first choice. Raises PromptRejected."""
+        return self._job(task, self._prompt(task.request), choice=0)
+
+    def read_all(self, task: GenerationTask) -> Ensemble:
+        """The jobs of all of a task's choices. Raises PromptRejected."""
+        prompt = self._prompt(task.request)
+        return Ensemble(tuple(self._job(task, prompt, choice) for choice in range(task.request.n)))
+
+    def _prompt(self, request: GenerationRequest) -> list[int]:
         with self._lock:
             prompt = self._tokens(request)
         self._check(prompt)
+        return prompt
+
+    def _job(self, task: GenerationTask, prompt: list[int], choice: int) -> Job:
+        request = task.request.of_choice(choice)
         max_tokens = min(request.max_tokens, self.context - len(prompt))
         sampling = self._sampling(request, len(prompt))
         self._check_sampling(sampling, request, max(len(set(prompt)), max_tokens))

@@ -53,7 +53,7 @@ class Scheduler:
         self._waiting.append(job)
 
     def admit(self) -> Iterator[HeadSlot]:
-        """Give waiting jobs the free slots, yielding each slot as it starts. A suspect shares with nobody."""
+        """Give waiting jobs the free slots, yielding each slot as it starts. A suspect shares with no other task."""
         while self._may_begin_next() and (free := [slot for slot in self.slots if slot.phase is Phase.FREE]):
             job = self._waiting.popleft()
             slot = self._choose(job, free)
@@ -87,37 +87,29 @@ class Scheduler:
         """The slots with a job."""
         return [slot for slot in self.slots if slot.job is not None]
 
-    def holding(self, task_id: str) -> HeadSlot | None:
-        """The slot with this job, if it has one."""
-        return next((slot for slot in self.slots if slot.job is not None and slot.job.task_id == task_id), None)
+    def holding(self, task_id: str) -> list[HeadSlot]:
+        """The slots with this task's jobs."""
+        return [slot for slot in self.slots if slot.job is not None and slot.job.task_id == task_id]
 
-    def withdraw(self, task_id: str) -> Job | None:
-        """Take a waiting job out of the line; None if it does not stand there."""
-        job = next((job for job in self._waiting if job.task_id == task_id), None)
-        if job is not None:
-            self._waiting.remove(job)
-        return job
+    def withdraw(self, task_id: str) -> None:
+        """Take this task's jobs out of the line."""
+        self._waiting = deque(job for job in self._waiting if job.task_id != task_id)
 
     @property
     def has_suspect(self) -> bool:
         """Whether a suspect runs, or is the next to run: nothing else begins before it has ended."""
         return self._suspect_runs() or bool(self._waiting and self._waiting[0].suspect)
 
-    def clear_for_suspect(self) -> list[Job]:
-        """Empty the line for a suspect, itself apart, and return what stood in it; nothing if there is none."""
+    def clear_for_suspect(self) -> list[str]:
+        """Empty the line for a suspect, its own jobs apart; the ids of the tasks that stood in it, in order."""
         if not self.has_suspect:
             return []
-        kept = 0 if self._suspect_runs() else 1
-        cleared = list(self._waiting)[kept:]
-        for _ in cleared:
-            self._waiting.pop()
-        return cleared
-
-    def drop_waiting(self) -> list[Job]:
-        """Empty the line and return what stood in it."""
-        waiting = list(self._waiting)
-        self._waiting.clear()
-        return waiting
+        running = (slot.job for slot in self.slots if slot.job is not None and slot.job.suspect)
+        suspect = next(running, None) or self._waiting[0]
+        cleared = dict.fromkeys(job.task_id for job in self._waiting if job.task_id != suspect.task_id)
+        for task_id in cleared:
+            self.withdraw(task_id)
+        return list(cleared)
 
     @property
     def num_waiting(self) -> int:
@@ -127,7 +119,10 @@ class Scheduler:
     def _may_begin_next(self) -> bool:
         if not self._waiting:
             return False
-        return not self.live() or not (self._waiting[0].suspect or self._suspect_runs())
+        following = self._waiting[0]
+        if not (following.suspect or self._suspect_runs()):
+            return True
+        return len(self.live()) == len(self.holding(following.task_id))
 
     def _suspect_runs(self) -> bool:
         return any(slot.job is not None and slot.job.suspect for slot in self.slots)
