@@ -14,8 +14,8 @@ from workers.engine.fingerprint import fingerprint
 from workers.engine.loader import load_head, load_tail, load_whole
 from workers.engine.source import resolve
 from workers.engine.tokenizer import load_tokenizer
-from workers.head.drafters.none import NoDrafter
 from workers.head.drafters.model import ModelDrafter
+from workers.head.drafters.none import NoDrafter
 from workers.head.prompts import PromptReader
 
 SIZES = {"slots": 2, "max_length": 128, "max_query": MAX_QUERY, "load_format": "dummy"}
@@ -39,9 +39,7 @@ def test_each_token_follows_the_one_before_it_also_around_the_end_of_the_vocabul
     tmp_path: Path, temperature: float
 ) -> None:
     request = GenerationRequest((3, VOCABULARY - 4), None, 7, 12, temperature=temperature, ignore_eos=True)
-    (outcome,) = generate(
-        halves(described(tmp_path)), tasks_for([request]), NoDrafter(), draft_length=0, concurrency=1
-    )
+    (outcome,) = generate(halves(described(tmp_path)), tasks_for([request]), NoDrafter(), draft_length=0, concurrency=1)
     assert outcome.token_ids == tuple((VOCABULARY - 3 + i) % VOCABULARY for i in range(12))
 
 

@@ -2,7 +2,7 @@
 
 What such a model computes costs what the real one costs, but what it says is known beforehand. Whatever attention and
 MLP add to the residual stream is tiny, so that a token's hidden state stays its embedding, and row `j` of the LM head
-is the embedding of token `j - 1`: after token `t` comes `t + 1`, at every temperature. With tied embeddings `t` repeats.
+is the embedding of token `j - 1`: after token `t` comes `t + 1`. With tied embeddings `t` comes again.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class DummyWeights:
     def __init__(self, config: PreTrainedConfig) -> None:
         """`config` is the whole text model's."""
         with init_empty_weights():
-            model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+            model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)  # type: ignore[no-untyped-call]
         self._shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
         if config.tie_word_embeddings:
             self._shapes.pop(LM_HEAD, None)
@@ -39,9 +39,7 @@ class DummyWeights:
         """Every tensor that a checkpoint of this model would hold."""
         return tuple(self._shapes)
 
-    def read(
-        self, wanted: Mapping[str, str], dtype: torch.dtype, device: torch.device
-    ) -> Iterator[tuple[str, Tensor]]:
+    def read(self, wanted: Mapping[str, str], dtype: torch.dtype, device: torch.device) -> Iterator[tuple[str, Tensor]]:
         """As `workers.engine.checkpoint.read_tensors`: (new name, tensor) for every name -> new name."""
         for stored, name in wanted.items():
             yield name, self._tensor(stored, dtype, device)

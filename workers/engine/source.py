@@ -143,9 +143,7 @@ def hub_download(repo: str, revision: str | None, patterns: Sequence[str]) -> Pa
         ) from error
 
 
-def _fetch(
-    repo: str, revision: str | None, part: Part | None, split: int | None, download: Download
-) -> ModelDirectory:
+def _fetch(repo: str, revision: str | None, part: Part | None, split: int | None, download: Download) -> ModelDirectory:
     """Config first, to know the layers; then the weight files of the part, of the very same commit."""
     path = download(repo, revision, SMALL_FILES)
     described = _described(path, split)
