@@ -55,7 +55,7 @@ REAL_SIZES = Sizes(
     rtt_ms=86.0,
     mbit_s=50.0,
     fronts=8,
-    compared=8,
+    compared=16,
     compared_tokens=64,
 )
 TINY_SIZES = Sizes(
@@ -82,6 +82,8 @@ class Bench:
     shapes: Shapes
     sizes: Sizes
     effort: Effort
+    #: tiny shapes: nothing here says how fast anything is
+    rehearsal: bool
     #: holds models and logs while the script runs
     directory: Path
     systems: Systems

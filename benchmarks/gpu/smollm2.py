@@ -27,7 +27,7 @@ def smollm2_rows(bench: Bench) -> Iterator[Row]:
         return
     model = resolve(str(bench.smollm2), Part.WHOLE).path
     sizes = bench.sizes
-    requests = chats(sizes.jobs, sizes.tokens)
+    requests = chats(sizes.jobs, sizes.compared_tokens)
     both = {"model": str(model), "device": str(bench.device), "dtype": "float32", "max_length": str(MAX_LENGTH)}
     config = SystemConfig(
         (*both.items(), ("slots", str(sizes.jobs))), (("drafter", "ngram"), ("fronts", str(sizes.fronts)))

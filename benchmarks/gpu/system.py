@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
@@ -176,13 +177,14 @@ class Systems:
         self._stack = ExitStack()
         self._config: SystemConfig | None = None
         self._system: System | None = None
-        self._numbers = count()
+        directory.mkdir(parents=True, exist_ok=True)
 
     def get(self, config: SystemConfig) -> System:
         """The system with this configuration, started unless it runs; another one is stopped."""
         if self._system is None or not self.runs(config):
             self.close()
-            directory = self._directory / f"system{next(self._numbers)}"
+            # sections of other processes have made theirs here, too
+            directory = Path(tempfile.mkdtemp(prefix="system", dir=self._directory))
             self._system = self._stack.enter_context(running(config, directory))
             self._config = config
         return self._system

@@ -25,7 +25,7 @@ class Effort:
     longest_s: float
 
 
-THOROUGH = Effort(runs=100, longest_s=8.0)
+THOROUGH = Effort(runs=60, longest_s=5.0)
 QUICK = Effort(runs=20, longest_s=2.0)
 REHEARSAL = Effort(runs=3, longest_s=0.3)
 
