@@ -5,14 +5,13 @@ from __future__ import annotations
 import argparse
 import datetime
 import importlib.metadata
-import multiprocessing
 import platform
 import sys
 import tempfile
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
 import torch
 
@@ -23,7 +22,6 @@ from benchmarks.gpu.sections import SECTIONS, rows_of
 from benchmarks.gpu.shapes import REAL, TINY
 from benchmarks.gpu.system import Systems
 from benchmarks.gpu.timing import QUICK, REHEARSAL, THOROUGH
-from benchmarks.gpu.uncut import quieten
 
 #: seconds that a section may take
 LIMIT_S = 300
@@ -33,13 +31,13 @@ VERSIONS = ("torch", "transformers", "triton", "bitsandbytes")
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the chosen sections; 1 if a row is not as wanted."""
     options = parser().parse_args(arguments)
-    quieten()
     heading = [_machine(options.device), _versions(), _date(arguments)]
+    chosen = {section: SECTIONS[section] for section in options.only or SECTIONS}
     rows: list[Row] = []
     with tempfile.TemporaryDirectory() as directory:
-        for row in rows_of(
-            options.only or list(SECTIONS), partial(bench_of, options, Path(directory)), options.limit_s
-        ):
+        make = partial(bench_of, options, Path(directory))
+        start: Literal["fork", "spawn"] = "fork" if options.device == "cpu" else "spawn"
+        for row in rows_of(chosen, make, options.limit_s, start):
             say(row.line())
             rows.append(row)
             write(options.out, options.name, heading, rows)
@@ -72,15 +70,9 @@ def _machine(device: str) -> str:
     host = f"{platform.machine()}, {platform.system()} {platform.release()}"
     if torch.device(device).type != "cuda":
         return host
-    # in a process of its own: this one must not touch the GPU before it forks
-    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("fork")) as pool:
-        return f"{pool.submit(_gpus, device).result()}, {host}"
-
-
-def _gpus(device: str) -> str:
     properties = torch.cuda.get_device_properties(device)
     memory = f"{properties.total_memory / 2**30:.0f} GiB"
-    return f"{torch.cuda.device_count()} × {properties.name}, {memory}, CUDA {torch.version.cuda}"
+    return f"{torch.cuda.device_count()} × {properties.name}, {memory}, CUDA {torch.version.cuda}, {host}"
 
 
 def _versions() -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -128,5 +129,6 @@ class Bench:
 
     def clear(self) -> None:
         """Give back the device's memory that nothing uses."""
+        gc.collect()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()

@@ -113,7 +113,7 @@ def _head(bench: Bench, graphs: bool) -> Iterator[Row]:
         fed = [_text(slot + 1, sizes.draft + 1) for slot in range(num_rows)]
         slots, starts = list(range(num_rows)), [sizes.cache] * num_rows
         work = f"{shape.name} {num_rows} × {sizes.draft + 1}, cache {sizes.cache}"
-        tensors = [torch.tensor(values, device=bench.device) for values in (fed, slots, starts)]
+        tensors = [torch.tensor(values) for values in (fed, slots, starts)]  # on the host, as the engine has them
         alone, wired = _forward(shard, tensors), _run(forward, fed, slots, starts)
         wanted = HEAD_WANTED.get(num_rows, "")
         yield _row(bench, Row("head", f"{work}, forward", None, wanted=wanted, floor=floor), graphs, alone)
@@ -140,7 +140,7 @@ def _tail(bench: Bench, graphs: bool) -> Iterator[Row]:
             row = Row("tail", f"{work}, verified, {name}", None, wanted=wanted, floor=floor)
             yield _row(bench, row, graphs, rounds.answer)
         hidden = torch.randn(num_rows, sizes.draft + 1, shape.hidden, device=bench.device).to(shard.dtype)
-        places = [torch.tensor(v, device=bench.device) for v in (range(num_rows), [sizes.cache] * num_rows)]
+        places = [torch.tensor(values) for values in (range(num_rows), [sizes.cache] * num_rows)]
         row = Row("tail", f"{work}, forward and LM head", None, floor=floor)
         yield _row(bench, row, graphs, _with_logits(shard, [hidden, *places]))
 

@@ -1,7 +1,7 @@
 """Running sections so that one that fails, hangs or breaks the device's state does not end the others.
 
-Sections run in forked processes: what they have measured is here at once, and a process that does not end in time is
-killed. This process must not touch the GPU, for a fork could not use it then.
+Sections run in another process, one after the other. What they have measured is here at once; where one ends early, or
+does not end in time, its process ends with it, and a new one goes on with the next section.
 """
 
 from __future__ import annotations
@@ -10,10 +10,12 @@ import multiprocessing
 import signal
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
+from multiprocessing.context import ForkContext, SpawnContext
+from typing import Literal
 
 from benchmarks.gpu.bench import Bench
 from benchmarks.gpu.end_to_end import auto_rows, end_to_end_rows, idle_rows, nf4_rows
@@ -22,10 +24,13 @@ from benchmarks.gpu.micro import draft_rows, head_rows, tail_rows
 from benchmarks.gpu.progress import say
 from benchmarks.gpu.rows import Row
 from benchmarks.gpu.smollm2 import smollm2_rows
+from benchmarks.gpu.uncut import quieten
 from benchmarks.gpu.whole import whole_rows
 
+Sections = Mapping[str, Callable[[Bench], Iterator[Row]]]
+
 #: those that need the device alone come first
-SECTIONS: dict[str, Callable[[Bench], Iterator[Row]]] = {
+SECTIONS: Sections = {
     "draft": draft_rows,
     "head": head_rows,
     "tail": tail_rows,
@@ -37,12 +42,10 @@ SECTIONS: dict[str, Callable[[Bench], Iterator[Row]]] = {
     "nf4": nf4_rows,
     "smollm2": smollm2_rows,
 }
-#: those that go on with the running system of the one before, so in the same process
+#: those that may go on with the running system of the one before
 ON_SYSTEMS = frozenset({"e2e", "idle", "auto", "nf4"})
 #: seconds beyond its limit after which a section's process is killed
 PATIENCE_S = 30
-#: a forked process has every library imported
-_FORK = multiprocessing.get_context("fork")
 
 
 class TooLong(Exception):
@@ -56,73 +59,90 @@ class _Begun:
     section: str
 
 
-def rows_of(chosen: Sequence[str], make: Callable[[], Bench], limit_s: int) -> Iterator[Row]:
-    """All rows of the chosen sections, as they come; `make` is called in the sections' own processes."""
-    for group in _groups(chosen):
-        yield from _rows_of_group(group, make, limit_s)
+def rows_of(
+    sections: Sections, make: Callable[[], Bench], limit_s: int, start: Literal["fork", "spawn"]
+) -> Iterator[Row]:
+    """All rows of the sections, as they come; `make` is called in the sections' own process.
+
+    `start`: a fork is there at once, but cannot use a GPU that this process has looked at.
+    """
+    left = dict(sections)
+    while left:
+        yield from _rows_of_process(left, make, limit_s, _context(start))
 
 
-def _groups(chosen: Sequence[str]) -> list[list[str]]:
-    groups: list[list[str]] = []
-    for section in chosen:
-        if groups and section in ON_SYSTEMS and groups[-1][-1] in ON_SYSTEMS:
-            groups[-1].append(section)
-        else:
-            groups.append([section])
-    return groups
+def _context(start: Literal["fork", "spawn"]) -> ForkContext | SpawnContext:
+    return multiprocessing.get_context("fork") if start == "fork" else multiprocessing.get_context("spawn")
 
 
-def _rows_of_group(group: Sequence[str], make: Callable[[], Bench], limit_s: int) -> Iterator[Row]:
-    receiving, sending = _FORK.Pipe(duplex=False)
-    process = _FORK.Process(target=_work, args=(sending, group, make, limit_s))
+def _rows_of_process(
+    left: dict[str, Callable[[Bench], Iterator[Row]]],
+    make: Callable[[], Bench],
+    limit_s: int,
+    context: ForkContext | SpawnContext,
+) -> Iterator[Row]:
+    """Rows of as many sections as one process comes through; takes at least one from `left`."""
+    receiving, sending = context.Pipe(duplex=False)
+    process = context.Process(target=_work, args=(sending, dict(left), make, limit_s))
     process.start()
     sending.close()
-    left, section, deadline = list(group), group[0], time.monotonic() + limit_s + PATIENCE_S
+    section, begun, deadline = next(iter(left)), False, time.monotonic() + limit_s + PATIENCE_S
     try:
         while receiving.poll(max(0.0, deadline - time.monotonic())):
             message = receiving.recv()
             if isinstance(message, _Begun):
-                section, deadline = message.section, time.monotonic() + limit_s + PATIENCE_S
-                left.remove(section)
+                section, begun, deadline = message.section, True, time.monotonic() + limit_s + PATIENCE_S
+                del left[section]
             else:
                 yield message
         yield Row(section, "ended early", None, note=f"killed after {limit_s + PATIENCE_S} s")
     except EOFError:
-        process.join()
+        process.join(PATIENCE_S)
         if process.exitcode:
             yield Row(section, "ended early", None, note=f"its process ended with status {process.exitcode}")
     finally:
         process.kill()
         process.join()
-    for other in left:
-        yield Row(other, "not run", None, note=f"{section} ended early")
+    if not begun:
+        del left[section]
 
 
-def _work(sending: Connection, group: Sequence[str], make: Callable[[], Bench], limit_s: int) -> None:
+def _work(sending: Connection, sections: Sections, make: Callable[[], Bench], limit_s: int) -> None:
+    quieten()
     bench = make()
     try:
-        for section in group:
+        for section, rows in sections.items():
             sending.send(_Begun(section))
             say(f"section {section}")
-            _run(bench, section, limit_s, sending.send)
+            if section not in ON_SYSTEMS:
+                bench.systems.close()
+            if not _run(bench, section, rows, limit_s, sending.send):
+                return
+            bench.clear()
     finally:
         bench.systems.close()
         sending.close()
 
 
-def _run(bench: Bench, section: str, limit_s: int, send: Callable[[Row], None]) -> None:
-    """What ends the section early stands in its last row."""
+def _run(
+    bench: Bench,
+    section: str,
+    rows: Callable[[Bench], Iterator[Row]],
+    limit_s: int,
+    send: Callable[[Row], None],
+) -> bool:
+    """Whether the section came to its end; what ended it early stands in its last row."""
     try:
         with _limited(limit_s):
-            for row in SECTIONS[section](bench):
+            for row in rows(bench):
                 # a rehearsal misses no target
                 send(replace(row, wanted="") if bench.rehearsal else row)
     except Exception as error:  # noqa: BLE001 the other sections shall run all the same
         say(traceback.format_exc())
         text = " ".join(str(error).split())[:300].replace("|", "/")
         send(Row(section, "ended early", None, note=f"{type(error).__name__}: {text}"))
-        bench.systems.close()
-    bench.clear()
+        return False
+    return True
 
 
 @contextmanager

@@ -6,17 +6,18 @@ import json
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from benchmarks.gpu import sections
 from benchmarks.gpu.__main__ import bench_of, main, parser
 from benchmarks.gpu.bench import Bench
 from benchmarks.gpu.profiler import device_spans, union_s
 from benchmarks.gpu.replay import ReplayDrafter, acceptance_for
 from benchmarks.gpu.rows import Row
+from benchmarks.gpu.sections import rows_of
 from relay.messages import Sampling
 from workers.head.drafters import DraftRow, Proposal
 
@@ -81,16 +82,14 @@ def sound(bench: Bench) -> Iterator[Row]:
     [(broken, "ValueError: no / such thing"), (killed, "status -9"), (endless, "TooLong: more than 1 s")],
 )
 def test_a_section_that_ends_early_says_why_and_does_not_end_the_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, section: object, why: str
+    tmp_path: Path, section: Callable[[Bench], Iterator[Row]], why: str
 ) -> None:
-    monkeypatch.setattr(sections, "SECTIONS", {"bad": section, "sound": sound})
-    monkeypatch.setattr(sections, "ON_SYSTEMS", frozenset())
-    rows = list(sections.rows_of(["bad", "sound"], lambda: _bench(tmp_path), 1))
+    rows = list(rows_of({"bad": section, "sound": sound}, partial(rehearsal, tmp_path), 1, "fork"))
     assert [row.work for row in rows] == ["first", "ended early", "first"]
     assert why in rows[1].note
 
 
-def _bench(tmp_path: Path) -> Bench:
+def rehearsal(tmp_path: Path) -> Bench:
     return bench_of(parser().parse_args(["--device", "cpu", "--shapes", "tiny"]), tmp_path)
 
 
