@@ -65,7 +65,7 @@ def _random_model(bench: Bench) -> Path:
 def _compared(bench: Bench, model: Path, requests: Sequence[GenerationRequest], dtype: str) -> Iterator[Row]:
     expected = _references(bench, model, requests, dtype)
     eager = _texts(bench, model, requests, dtype, graphs=False)
-    name = model.name.partition("-Q")[0] if bench.smollm2 else f"{bench.shapes.drafter.name} random"
+    name = model.name.partition(".")[0] if bench.smollm2 else f"{bench.shapes.drafter.name} random"
     work = f"{name}, {dtype}, {bench.sizes.compared_tokens} tokens"
     wanted = f"≥ {len(requests)}" if dtype == "float32" else ""
     unit = f"of {len(requests)}"
