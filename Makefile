@@ -16,7 +16,7 @@ FUZZ_ARGS ?=
 
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: help demo test lint check parity bench bench-wan large fuzz chaos soak clean
+.PHONY: help demo test lint check parity bench bench-wan bench-gpu large fuzz chaos soak clean
 
 help:
 	@echo "make demo    run 16 prompts through a small model cut in two"
@@ -26,6 +26,7 @@ help:
 	@echo "make parity  the slow tests: the full parity matrix on the real model"
 	@echo "make bench   tokens per second of this machine, alone and over a link of 86 ms"
 	@echo "make bench-wan  what a long link costs: head and tail over simulated links"
+	@echo "make bench-gpu  what one draft, one round and a whole system cost on a GPU"
 	@echo "make large   what a file of 100,000 lines costs, from submission to results"
 	@echo "make fuzz    1,000,000 damaged inputs for everything that reads foreign bytes"
 	@echo "make chaos   200 jobs under 100 faults: kills, cuts, losses, full disks (half an hour, Linux)"
@@ -65,6 +66,9 @@ bench: $(STAMP)
 
 bench-wan: $(STAMP)
 	$(BIN)/python -m benchmarks.wan $(BENCH_ARGS)
+
+bench-gpu: $(STAMP)
+	$(BIN)/python -m benchmarks.gpu $(BENCH_ARGS)
 
 large: $(STAMP)
 	$(BIN)/python -m benchmarks.large $(BENCH_ARGS)

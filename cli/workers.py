@@ -27,6 +27,11 @@ def model_options(function: F) -> F:
             type=click.Choice(["float32", "float16", "bfloat16", "int8"]),
             help="Of the hidden states between head and tail; narrower than --dtype changes texts. Default: --dtype.",
         ),
+        click.option(
+            "--load-format",
+            type=click.Choice(["auto", "dummy"]),
+            help="`dummy`: random weights of the model's shapes, for benchmarks; needs config and tokenizer only.",
+        ),
         click.option("--device", metavar="DEVICE", help="`cpu`, `cuda`, `cuda:1`, … Default: cpu."),
         click.option("--max-length", type=int, metavar="TOKENS", help="Longest prompt + completion. Default: 1024."),
     ]
@@ -84,7 +89,8 @@ def worker_arguments(options: Mapping[str, Any]) -> tuple[tuple[str, ...], tuple
 
     The model is left out: whoever starts the two names it.
     """
-    both = {name: options.get(name) for name in ("split", "dtype", "wire_dtype", "device", "max_length", "slots")}
+    alike = ("split", "dtype", "wire_dtype", "load_format", "device", "max_length", "slots")
+    both = {name: options.get(name) for name in alike}
     head = {name: value for name, value in options.items() if name != "model"}
     return _arguments(head), _arguments(both)
 

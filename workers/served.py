@@ -11,7 +11,7 @@ import torch
 
 from relay.profile import Profile
 from workers.engine.fingerprint import fingerprint
-from workers.engine.loader import load_head, load_tail
+from workers.engine.loader import LoadFormat, load_head, load_tail
 from workers.engine.shard import HeadShard, TailShard
 from workers.engine.source import Part, resolve
 from workers.errors import DeviceUnavailable, ModelUnsupported
@@ -30,6 +30,8 @@ class ServedModel:
     split: int
     num_layers: int
     device: str
+    #: see `workers.settings.WorkerSettings`
+    load_format: LoadFormat = "auto"
 
     @classmethod
     def resolve(
@@ -37,20 +39,21 @@ class ServedModel:
     ) -> ServedModel:
         """Find (convert, fetch) the model. Raises WorkerError."""
         check_device(settings.device)
-        found = resolve(settings.model, part, settings.split, progress=progress)
+        dummy = settings.load_format == "dummy"
+        found = resolve(settings.model, part, settings.split, weights=not dummy, progress=progress)
         if settings.max_length > found.context:
             raise ModelUnsupported(
                 f"max_length {settings.max_length} is beyond the model's own context of {found.context} tokens"
             )
         profile = Profile(
-            fingerprint=fingerprint(found.path),
+            fingerprint=fingerprint(found.path, dummy=dummy),
             dtype=settings.dtype,
             quantization="none",
             wire_dtype=settings.wire_dtype or settings.dtype,
             deterministic=False,
             context=settings.max_length,
         )
-        return cls(found.path, profile, found.split, found.num_layers, settings.device)
+        return cls(found.path, profile, found.split, found.num_layers, settings.device, settings.load_format)
 
     def load_head(self, *, slots: int, max_query: int) -> HeadShard:
         """The first half, with a cache of `slots` slots."""
@@ -63,6 +66,7 @@ class ServedModel:
             slots=slots,
             max_length=self.profile.context,
             max_query=max_query,
+            load_format=self.load_format,
         )
 
     def load_tail(self, *, slots: int, max_query: int) -> TailShard:
@@ -76,6 +80,7 @@ class ServedModel:
             slots=slots,
             max_length=self.profile.context,
             max_query=max_query,
+            load_format=self.load_format,
         )
 
 

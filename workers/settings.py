@@ -29,6 +29,9 @@ class WorkerSettings(BaseSettings):
     #: dtype of the hidden states between head and tail; None: that of `dtype`. Narrower ones change logits, so both
     #: halves must agree
     wire_dtype: Literal["float32", "float16", "bfloat16", "int8"] | None = None
+    #: "dummy" takes random weights of the model's shapes instead of its own, for benchmarks: only config and tokenizer
+    #: need be there. The drafter's model likewise
+    load_format: Literal["auto", "dummy"] = "auto"
     device: str = "cpu"
     #: the server that carries the frames between head and tail
     relay_url: str = Field(default="redis://127.0.0.1:6380/0", repr=False)

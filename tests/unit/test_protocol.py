@@ -112,6 +112,8 @@ class FakeHalf:
 
     hidden_size, vocab_size, max_length, max_query = 2, VOCAB, MAX_LENGTH, 32
     dtype, device = torch.float32, torch.device("cpu")
+    #: nothing is recorded
+    graphs = None
 
     def __init__(self, slots: int, shortage: Callable[[], bool] = lambda: False) -> None:
         """`shortage()`: whether there is no memory for the next forward."""

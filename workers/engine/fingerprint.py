@@ -4,6 +4,7 @@ It covers config, tokenizer, generation config and *all* tensors, not only the h
 
 - a converted model: the file it was made from (its hash stands in the manifest);
 - a hub model: its commit, which names every byte;
+- a model with dummy weights: that they are dummies, for these follow from the config;
 - any other directory: name, dtype and shape of every tensor, and a few bytes of each, which tell a fine-tuned
   model from its origin without reading gigabytes.
 """
@@ -36,9 +37,14 @@ VOLATILE_KEYS = frozenset({"transformers_version", "_name_or_path"})
 SAMPLE_BYTES = 256
 
 
-def fingerprint(directory: Path | str) -> str:
-    """The hex digest of a model directory; ModelNotFound if a file that it depends on is missing."""
+def fingerprint(directory: Path | str, *, dummy: bool = False) -> str:
+    """The hex digest of a model directory; ModelNotFound if a file that it depends on is missing.
+
+    `dummy`: of the model with `workers.engine.dummy`'s weights, whatever weights the directory holds.
+    """
     path = Path(directory)
+    if dummy:
+        return _digest([*_config_parts(path), *_tokenizer_parts(path), b"dummy"])
     manifest = path / gguf.MANIFEST
     if manifest.is_file():
         return _digest([manifest.read_bytes()])

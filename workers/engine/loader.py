@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -20,11 +21,14 @@ from transformers import AutoConfig, AutoModel, PreTrainedConfig, PreTrainedMode
 from workers.engine import checkpoint
 from workers.engine.attention import GROUPED, register_grouped_attention
 from workers.engine.checkpoint import EMBEDDING, LM_HEAD
+from workers.engine.dummy import DummyWeights
 from workers.engine.families import Family, family_of, shorten
 from workers.engine.shard import Capacity, HeadShard, Mode, TailShard, WholeModel
 from workers.errors import ModelDamaged, ModelNotFound, ModelUnsupported, SplitInvalid
 
 Attention = Literal["sdpa", "eager"]
+#: "dummy": random weights instead of the checkpoint's, see `workers.engine.dummy`
+LoadFormat = Literal["auto", "dummy"]
 
 #: where checkpoints keep the text model, longest first: multimodal ones nest it
 PREFIXES = ("model.language_model.", "language_model.model.", "model.", "")
@@ -43,13 +47,15 @@ def load_head(
     attention: Attention | None = None,
     graphs: bool = False,
     exact: bool = False,
+    load_format: LoadFormat = "auto",
 ) -> HeadShard:
     """Embeddings and layers [0, split). Errors: ModelNotFound, ModelUnsupported, ModelDamaged, SplitInvalid.
 
     `attention` None takes the fastest implementation that is right for the family. `graphs` records computations once
     per shape; `exact` see `Mode`.
     """
-    plan = _plan(directory, dtype, device, Capacity(slots, max_length, max_query), attention, Mode(graphs, exact))
+    capacity, mode = Capacity(slots, max_length, max_query), Mode(graphs, exact)
+    plan = _plan(directory, dtype, device, capacity, attention, mode, load_format)
     check_split(split, plan.config.num_hidden_layers)
     base, short = _load_base(plan, 0, split, embeddings=True, final_norm=False)
     return HeadShard(base, short, plan.family, plan.capacity, eager=plan.eager, mode=plan.mode)
@@ -67,9 +73,11 @@ def load_tail(
     attention: Attention | None = None,
     graphs: bool = False,
     exact: bool = False,
+    load_format: LoadFormat = "auto",
 ) -> TailShard:
     """Layers [split, L), final norm and LM head; no embeddings, unless tied ones serve as LM head."""
-    plan = _plan(directory, dtype, device, Capacity(slots, max_length, max_query), attention, Mode(graphs, exact))
+    capacity, mode = Capacity(slots, max_length, max_query), Mode(graphs, exact)
+    plan = _plan(directory, dtype, device, capacity, attention, mode, load_format)
     check_split(split, plan.config.num_hidden_layers)
     base, short = _load_base(plan, split, plan.config.num_hidden_layers, embeddings=False, final_norm=True)
     if plan.family.embedding_scale is not None:
@@ -90,9 +98,11 @@ def load_whole(
     attention: Attention | None = None,
     graphs: bool = False,
     exact: bool = False,
+    load_format: LoadFormat = "auto",
 ) -> WholeModel:
     """All layers with embeddings and LM head: a drafter, or a model that fits one machine."""
-    plan = _plan(directory, dtype, device, Capacity(slots, max_length, max_query), attention, Mode(graphs, exact))
+    capacity, mode = Capacity(slots, max_length, max_query), Mode(graphs, exact)
+    plan = _plan(directory, dtype, device, capacity, attention, mode, load_format)
     base, short = _load_base(plan, 0, plan.config.num_hidden_layers, embeddings=True, final_norm=True)
     lm_head = _load_lm_head(plan, base.get_parameter(EMBEDDING))
     return WholeModel(base, lm_head, short, plan.family, plan.capacity, eager=plan.eager, mode=plan.mode)
@@ -137,6 +147,8 @@ class _Plan:
     config: PreTrainedConfig
     family: Family
     files: dict[str, Path]
+    #: what to take instead of what the files hold
+    dummy: DummyWeights | None
     prefix: str
     dtype: torch.dtype
     device: torch.device
@@ -152,15 +164,18 @@ def _plan(
     capacity: Capacity,
     attention: Attention | None,
     mode: Mode,
+    load_format: LoadFormat,
 ) -> _Plan:
     config = load_config(directory)
     family = family_of(config.model_type)
     _check_position_scaling(config, capacity)
-    files = checkpoint.tensor_files(Path(directory))
+    dummy = DummyWeights(config) if load_format == "dummy" else None
+    files = dict.fromkeys(dummy.names, Path(directory)) if dummy else checkpoint.tensor_files(Path(directory))
     return _Plan(
         config=config,
         family=family,
         files=files,
+        dummy=dummy,
         prefix=_text_prefix(files),
         dtype=dtype if isinstance(dtype, torch.dtype) else _dtype(dtype),
         device=torch.device(device),
@@ -240,12 +255,19 @@ def _load_base(
     if not final_norm:
         base.norm = nn.Identity()
     wanted = _wanted(plan, base, first)
-    state = dict(checkpoint.read_tensors(plan.files, wanted, plan.dtype, plan.device))
+    state = dict(_read(plan, wanted))
     _assign(base, state)
     base.to(device=plan.device)  # what is left: the buffers
     base.requires_grad_(False)
     base.eval()
     return base, short
+
+
+def _read(plan: _Plan, wanted: Mapping[str, str]) -> Iterator[tuple[str, Tensor]]:
+    """(new name, tensor) for every `wanted` stored name -> new name."""
+    if plan.dummy is not None:
+        return plan.dummy.read(wanted, plan.dtype, plan.device)
+    return checkpoint.read_tensors(plan.files, wanted, plan.dtype, plan.device)
 
 
 def _wanted(plan: _Plan, base: PreTrainedModel, first: int) -> dict[str, str]:
@@ -290,7 +312,7 @@ def _load_lm_head(plan: _Plan, embedding: Tensor | None) -> nn.Linear:
     if embedding is not None and tied and not _both_stored(plan):
         weight = embedding
     else:
-        ((_, weight),) = checkpoint.read_tensors(plan.files, {stored: "weight"}, plan.dtype, plan.device)
+        ((_, weight),) = _read(plan, {stored: "weight"})
     expected = torch.Size((plan.config.vocab_size, plan.config.hidden_size))
     checkpoint.check_shape(stored, expected, weight.shape)
     with init_empty_weights():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import secrets
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 
 import redis
@@ -43,8 +43,12 @@ HAND_BACK_AFTER_S = 60.0
 MAX_PATIENCE_S = 600.0
 
 
-def run(settings: HeadSettings) -> None:
-    """Serve as a head until SIGTERM or SIGINT.
+#: makes the drafter of a head
+MakeDrafter = Callable[[HeadSettings, ServedModel], Drafter]
+
+
+def run(settings: HeadSettings, make: MakeDrafter | None = None) -> None:
+    """Serve as a head until SIGTERM or SIGINT; `make` gives another drafter than `load_drafter`.
 
     Raises:
         WorkerError: the model, the drafter or the device cannot be used, or no tail was found in time.
@@ -70,7 +74,7 @@ def run(settings: HeadSettings) -> None:
             lanes=settings.link_lanes,
             max_query=settings.max_query,
         )
-        with _assembled(settings, served, client) as worker:
+        with _assembled(settings, served, client, make or load_drafter) as worker:
             worker.serve(TailSearch(relay, offer), stop, settings.tail_timeout_s)
 
 
@@ -79,10 +83,12 @@ def _relay(settings: HeadSettings) -> RedisRelay:
 
 
 @contextmanager
-def _assembled(settings: HeadSettings, served: ServedModel, client: redis.Redis) -> Iterator[HeadWorker]:
+def _assembled(
+    settings: HeadSettings, served: ServedModel, client: redis.Redis, make: MakeDrafter
+) -> Iterator[HeadWorker]:
     """Load everything, open the socket, start the fronts; at the end jobs go back to the queue."""
     shard = served.load_head(slots=settings.slots, max_query=settings.max_query)
-    drafter = load_drafter(settings, served)
+    drafter = make(settings, served)
     prompts = PromptReader(
         tokenizer=load_tokenizer(served.directory),
         eos=generation_eos(served.directory),
@@ -156,7 +162,8 @@ def load_drafter(settings: HeadSettings, served: ServedModel) -> Drafter:
     """The drafter the settings ask for. Raises WorkerError."""
     directory = None
     if settings.drafter in ("model", "hybrid") and settings.drafter_model is not None:
-        directory = resolve(settings.drafter_model, Part.WHOLE, progress=log_progress).path
+        weights = settings.load_format != "dummy"
+        directory = resolve(settings.drafter_model, Part.WHOLE, weights=weights, progress=log_progress).path
     return make_drafter(
         settings.drafter,
         target=served.directory,
@@ -165,6 +172,7 @@ def load_drafter(settings: HeadSettings, served: ServedModel) -> Drafter:
         device=settings.device,
         slots=settings.slots,
         max_length=settings.max_length,
+        load_format=settings.load_format,
     )
 
 

@@ -7,7 +7,7 @@ from typing import Literal
 
 import torch
 
-from workers.engine.loader import load_config, load_whole
+from workers.engine.loader import LoadFormat, load_config, load_whole
 from workers.errors import DrafterInvalid
 from workers.head.drafters.drafter import NOTHING, Drafter, DraftRow, Proposal
 from workers.head.drafters.hybrid import HybridDrafter
@@ -42,6 +42,7 @@ def make_drafter(
     device: torch.device | str,
     slots: int,
     max_length: int,
+    load_format: LoadFormat = "auto",
 ) -> Drafter:
     """The drafter for a head of `slots` slots of `max_length` tokens each.
 
@@ -50,6 +51,7 @@ def make_drafter(
         drafter: directory of the drafter's model, for `kind` "model" and "hybrid" only.
         dtype: of the drafter's weights and cache.
         device: where it runs.
+        load_format: where the drafter's weights come from.
 
     Raises:
         DrafterInvalid: `kind` "model" or "hybrid" without a directory.
@@ -66,7 +68,13 @@ def make_drafter(
         raise DrafterInvalid(f'drafter "{kind}" needs a drafter model')
     check_same_vocabulary(target, drafter)
     model = load_whole(
-        drafter, dtype=dtype, device=device, slots=slots, max_length=max_length, max_query=_CATCH_UP_CHUNK
+        drafter,
+        dtype=dtype,
+        device=device,
+        slots=slots,
+        max_length=max_length,
+        max_query=_CATCH_UP_CHUNK,
+        load_format=load_format,
     )
     modelled = ModelDrafter(model, num_tokens=load_config(target).vocab_size)
     return modelled if kind == "model" else HybridDrafter(SuffixDrafter(), modelled)

@@ -1,0 +1,126 @@
+"""The benchmark of the GPU's work, rehearsed without a GPU on tiny models. How fast is for a GPU to find out."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from benchmarks.gpu.__main__ import bench_of, main, parser
+from benchmarks.gpu.bench import Bench
+from benchmarks.gpu.profiler import device_spans, union_s
+from benchmarks.gpu.replay import ReplayDrafter, acceptance_for
+from benchmarks.gpu.rows import Row
+from benchmarks.gpu.sections import rows_of
+from relay.messages import Sampling
+from workers.head.drafters import DraftRow, Proposal
+
+GREEDY = Sampling(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=0)
+
+
+class Drafting:
+    """Drafts nonsense of the length that is asked for."""
+
+    def begin(self, slot: int) -> None: ...
+
+    def end(self, slot: int) -> None: ...
+
+    def propose(self, rows: list[DraftRow]) -> list[Proposal]:
+        return [Proposal((0,) * row.limit, (0.5,) * row.limit) for row in rows]
+
+
+def rehearse(tmp_path: Path, chosen: str) -> list[dict[str, object]]:
+    main(["--device", "cpu", "--shapes", "tiny", "--only", chosen, "--out", str(tmp_path), "--name", "rehearsal"])
+    return json.loads((tmp_path / "rehearsal.json").read_text())["rows"]
+
+
+def test_pieces_of_a_round_are_measured_and_written_down(tmp_path: Path) -> None:
+    rows = rehearse(tmp_path, "draft,tail")
+    measured = [row for row in rows if row["value"] is not None]
+    assert {row["section"] for row in measured} == {"draft", "tail"}
+    assert all(row["floor"] for row in measured)
+    assert "ended early" not in {row["work"] for row in rows}
+    assert (tmp_path / "rehearsal.md").read_text().count("| draft |") >= 4
+
+
+@pytest.mark.slow  # two processes that load torch, and the servers
+def test_a_batch_through_two_processes_has_the_replayed_acceptance_and_the_known_texts(tmp_path: Path) -> None:
+    rows = rehearse(tmp_path, "e2e")
+    assert [row["work"] for row in rows if row["value"] is None] == []
+    rates = [row for row in rows if row["unit"] == "tokens/s"]
+    assert len(rates) == 4
+    assert all("tokens per round (replayed)" in str(row["note"]) for row in rates)
+
+
+def broken(bench: Bench) -> Iterator[Row]:
+    yield Row("broken", "first", 1.0)
+    raise ValueError("no | such thing")
+
+
+def killed(bench: Bench) -> Iterator[Row]:
+    yield Row("killed", "first", 1.0)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def endless(bench: Bench) -> Iterator[Row]:
+    yield Row("endless", "first", 1.0)
+    time.sleep(60)
+
+
+def sound(bench: Bench) -> Iterator[Row]:
+    yield Row("sound", "first", 1.0)
+
+
+@pytest.mark.parametrize(
+    ("section", "why"),
+    [(broken, "ValueError: no / such thing"), (killed, "status -9"), (endless, "TooLong: more than 1 s")],
+)
+def test_a_section_that_ends_early_says_why_and_does_not_end_the_others(
+    tmp_path: Path, section: Callable[[Bench], Iterator[Row]], why: str
+) -> None:
+    rows = list(rows_of({"bad": section, "sound": sound}, partial(rehearsal, tmp_path), 1, "fork"))
+    assert [row.work for row in rows] == ["first", "ended early", "first"]
+    assert why in rows[1].note
+
+
+def rehearsal(tmp_path: Path) -> Bench:
+    return bench_of(parser().parse_args(["--device", "cpu", "--shapes", "tiny"]), tmp_path)
+
+
+def test_replayed_drafts_commit_as_many_tokens_a_round_as_asked_for() -> None:
+    acceptance = acceptance_for(4.07, 8)
+    assert sum(acceptance**i for i in range(9)) == pytest.approx(4.07)
+    drafter = ReplayDrafter(Drafting(), acceptance, step=1, vocabulary=1_000_000)
+    rounds = [_rounds(drafter, slot, tokens=400) for slot in range(16)]
+    assert 16 * 400 / sum(rounds) == pytest.approx(4.07, rel=0.03)
+
+
+def _rounds(drafter: ReplayDrafter, slot: int, tokens: int) -> int:
+    """Rounds until so many tokens of a target that counts up are committed."""
+    text, count = [7], 0
+    while len(text) <= tokens:
+        (proposal,) = drafter.propose([DraftRow(slot, text, GREEDY, 8)])
+        right = [text[-1] + 1 + place for place in range(9)]
+        accepted = next((i for i, token in enumerate(proposal.tokens) if token != right[i]), 8)
+        text += right[: accepted + 1]
+        count += 1
+    return count
+
+
+def test_no_acceptance_gives_more_tokens_than_a_round_carries() -> None:
+    with pytest.raises(ValueError, match="8 drafted tokens"):
+        acceptance_for(9.5, 8)
+
+
+def test_a_device_counts_as_busy_once_however_many_kernels_run(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.json"
+    kernel = {"cat": "kernel", "ts": 1e6, "dur": 2e6}
+    others = [{"cat": "gpu_memcpy", "ts": 2e6, "dur": 3e6}, {"cat": "cpu_op", "ts": 0, "dur": 9e6}, {"ph": "M"}]
+    trace.write_text(json.dumps({"traceEvents": [kernel, *others]}))
+    assert union_s(device_spans(trace)) == pytest.approx(4.0)
