@@ -62,14 +62,18 @@ def load_tail(
     max_length: int,
     max_query: int,
     attention: Attention | None = None,
+    embedding: Tensor | None = None,
 ) -> TailShard:
-    """Layers [split, L), final norm and LM head; no embeddings, unless tied ones serve as LM head."""
+    """Layers [split, L), final norm and LM head; no embeddings, unless tied ones serve as LM head.
+
+    `embedding`: the head's, if it is in this process: tied ones are shared with it, not read again.
+    """
     plan = _plan(directory, dtype, device, Capacity(slots, max_length, max_query), attention)
     check_split(split, plan.config.num_hidden_layers)
     base, short = _load_base(plan, split, plan.config.num_hidden_layers, embeddings=False, final_norm=True)
     if plan.family.embedding_scale is not None:
         setattr(base, plan.family.embedding_scale, 1.0)
-    return TailShard(base, _load_lm_head(plan, None), short, plan.family, plan.capacity, eager=plan.eager)
+    return TailShard(base, _load_lm_head(plan, embedding), short, plan.family, plan.capacity, eager=plan.eager)
 
 
 def load_whole(

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from workers.engine.attention import masks_by_layer_type
+from workers.engine.checkpoint import EMBEDDING
 from workers.engine.families import Family, MaskStyle, mask_windows, transform_logits
 from workers.engine.kvcache import RowsOfCache, SlotCache
 
@@ -114,6 +115,11 @@ class Half:
 
 class HeadShard(Half):
     """Embeddings and layers [0, split)."""
+
+    @property
+    def embedding(self) -> Tensor:
+        """The embeddings' weights [vocab, hidden]."""
+        return self._base.get_parameter(EMBEDDING)
 
     @torch.inference_mode()
     def forward(self, tokens: Tensor, slots: Tensor, starts: Tensor) -> Tensor:
