@@ -68,7 +68,7 @@ def head_options(function: F) -> F:
             help="Rounds in flight at the same time; `auto` goes by measured times. Default: auto.",
         ),
         click.option("--max-lanes", type=int, metavar="N", help="Most lanes of `auto`. Default: 8."),
-        click.option("--prefill-chunk", type=int, metavar="TOKENS", help="Default: 64; 256 with --whole."),
+        click.option("--prefill-chunk", type=int, metavar="TOKENS", help="Default: 64; of a whole head 256."),
         click.option(
             "--prefix-reuse/--no-prefix-reuse",
             default=None,

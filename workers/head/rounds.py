@@ -111,7 +111,8 @@ class RoundMaker:
         """The round of the rows that still want their drafts, of which there is at least one."""
         asked, (proposals, draft_s) = pending.asked, pending.drafted()
         started = time.perf_counter()
-        slots, jobs = asked.present, [_job(slot) for slot in asked.present]
+        slots = asked.present
+        jobs = [_job(slot) for slot in slots]
         drafts = self._select(slots, [proposals[place] for place in asked.places], asked.lanes)
         fed = [[job.tokens[-1], *tokens] for job, (tokens, _) in zip(jobs, drafts, strict=True)]
         starts = [len(job.tokens) - 1 for job in jobs]
