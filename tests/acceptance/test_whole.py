@@ -30,6 +30,8 @@ def test_a_whole_head_works_alone_and_beside_a_split_pair_and_texts_do_not_tell_
     system.start_head("split-head", slots=2)
     system.wait_consuming(2)
     assert {head.head_id: head.whole for head in system.heads()} == {"whole-head": True, "split-head": False}
+    listed = [line.split()[:3] for line in system.shardq("status").stdout.splitlines()]
+    assert [row for row in listed if "tiny" in row] == [["split-head", "tiny", "half"], ["whole-head", "tiny", "whole"]]
     beside = system.submit(REQUESTS)
     system.wait_until(lambda: "whole-head" in {job.head for job in system.jobs(beside)}, "job that the whole head did")
     # What it has not finished within its grace, the other one does.

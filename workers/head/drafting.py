@@ -153,7 +153,8 @@ class DraftingApart:
         self._rounds.clear()
 
     def close(self) -> None:
-        self._thread.shutdown(cancel_futures=True)
+        self.forget()
+        self._thread.shutdown()
 
 
 def _draft(drafter: Drafter, rows: Sequence[DraftRow]) -> Drafted:
