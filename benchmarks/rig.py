@@ -328,7 +328,7 @@ def rig(model: Path, *, slots: int, max_length: int) -> Iterator[Rig]:
         head_leg = stack.enter_context(link_simulator_process(server.url, LinkShape()))
         tail_leg = stack.enter_context(link_simulator_process(server.url, LinkShape()))
         log = stack.enter_context((directory / "tail.log").open("w+"))
-        stack.enter_context(_tail(model, tail_leg.url, slots, max_length, log))
+        stack.enter_context(tail_process(model, tail_leg.url, slots, max_length, log))
         shard = served.load_head(slots=slots, max_query=MAX_QUERY)
         relay = stack.enter_context(closing(RedisRelay(head_leg.url)))
         ready = Rig(served, shard, relay, server, (head_leg, tail_leg))
@@ -339,12 +339,13 @@ def rig(model: Path, *, slots: int, max_length: int) -> Iterator[Rig]:
 
 
 @contextmanager
-def _tail(model: Path, url: str, slots: int, max_length: int, log: IO[str]) -> Iterator[None]:
+def tail_process(model: Path, url: str, slots: int, max_length: int, log: IO[str]) -> Iterator[int]:
+    """`shardq tail` on the relay's server at `url`, until the block ends; its process id."""
     sizes = ("--slots", str(slots), "--max-length", str(max_length))
     argv = shardq_argv("tail", "--model", str(model), "--tail-name", "bench", "--relay-url", url, *sizes)
     process = subprocess.Popen(argv, env=child_environment({}), stdout=log, stderr=log)
     try:
-        yield
+        yield process.pid
     finally:
         process.terminate()
         process.wait(30)

@@ -237,7 +237,8 @@ def _heads(client: redis.Redis) -> Iterator[Finding]:
     if not heads:
         yield warning("heads", f"none is alive (models registered: {models}): start one with `shardq head`")
     for head in heads:
-        text = f"{head.head_id} serves {head.model} with {head.slots} slots"
+        alone = ", the whole model in one process" if head.whole else ""
+        text = f"{head.head_id} serves {head.model} with {head.slots} slots{alone}"
         if head.consuming:
             yield ok("heads", text)
         else:
@@ -252,13 +253,26 @@ def check_wire() -> Iterator[Finding]:
         rtt_ms, tails = 1000 * relay.ping(), relay.tails()
         relay.close()
     except RelayError as error:
-        yield failed("wire", f"{error} (SHARDQ_RELAY_URL; is Redis running there?)")
+        if _needs_no_tail():
+            yield ok("wire", "not needed: every head that is alive has the whole model")
+        else:
+            yield failed("wire", f"{error} (SHARDQ_RELAY_URL; is Redis running there?)")
         return
     yield ok("wire", f"{redact(url)}, round trip {rtt_ms:.1f} ms")
-    if not tails:
+    if not tails and not _needs_no_tail():
         yield warning("tails", "none is alive: start one with `shardq tail`")
     for tail in tails:
         yield ok("tails", f"{tail.tail}, layers from {tail.split}, up to {tail.slots} slots")
+
+
+def _needs_no_tail() -> bool:
+    """Whether heads are alive, and all of them are whole."""
+    try:
+        with translated():
+            heads = live_heads(connect(TaskSettings()))
+    except TaskError:
+        return False
+    return bool(heads) and all(head.whole for head in heads)
 
 
 def check_security() -> Iterator[Finding]:

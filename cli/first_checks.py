@@ -17,7 +17,8 @@ def check_head(settings: HeadSettings) -> None:
     if settings.drafter_model:
         check_model_path(settings.drafter_model)
     _check_queue(settings)
-    _check_wire(settings)
+    if not settings.whole:
+        _check_wire(settings)
 
 
 def check_tail(settings: TailSettings) -> None:

@@ -247,11 +247,12 @@ def _print_system(system: System) -> None:
         click.echo("no head is alive")
         return
     print_table(
-        ["HEAD", "MODEL", "STATE", "SLOTS", "RUNNING", "TOKENS/S", "UP"],
+        ["HEAD", "MODEL", "PART", "STATE", "SLOTS", "RUNNING", "TOKENS/S", "UP"],
         [
             (
                 head.head_id,
                 head.model,
+                "whole" if head.whole else "half",
                 state("running" if head.consuming else "waiting for a tail"),
                 head.slots,
                 head.running,

@@ -118,7 +118,7 @@ class Stack:
         """Start bookkeeper, tail, head and Flower."""
         self._start("bookkeeper", "bookkeeper")
         self._start("tail", "tail", "--model", self._options.model, *self._options.tail)
-        self._start("head", "head", "--model", self._options.model, *self._options.head)
+        self._start("head", "head", "--no-whole", "--model", self._options.model, *self._options.head)
         if self._options.flower_port is not None:
             self._start("flower", "flower", "--port", str(self._options.flower_port))
 

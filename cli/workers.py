@@ -57,13 +57,23 @@ def head_options(function: F) -> F:
         ),
         click.option("--drafter-model", metavar="MODEL", help="The small model for `--drafter model` or `hybrid`."),
         click.option(
+            "--drafter-device",
+            metavar="DEVICE",
+            help="Another device than --device drafts while the head's half computes. Default: --device.",
+        ),
+        click.option(
+            "--drafter-dtype",
+            type=click.Choice(["float32", "float16", "bfloat16"]),
+            help="Of the drafter's model; changes no text. Default: --dtype.",
+        ),
+        click.option(
             "--lanes",
             type=count_or_auto,
             metavar="N|auto",
             help="Rounds in flight at the same time; `auto` goes by measured times. Default: auto.",
         ),
         click.option("--max-lanes", type=int, metavar="N", help="Most lanes of `auto`. Default: 8."),
-        click.option("--prefill-chunk", type=int, metavar="TOKENS", help="Default: 64."),
+        click.option("--prefill-chunk", type=int, metavar="TOKENS", help="Default: 64; of a whole head 256."),
         click.option(
             "--prefix-reuse/--no-prefix-reuse",
             default=None,
@@ -109,6 +119,11 @@ def _arguments(options: Mapping[str, Any]) -> tuple[str, ...]:
 @click.command("head")
 @model_options
 @head_options
+@click.option(
+    "--whole/--no-whole",
+    default=None,
+    help="Run both halves in this process, without tail and relay: for a model that fits one machine. Default: no.",
+)
 @click.option("--head-id", metavar="ID", help="Stable id of this head. Default: the host's name.")
 @broker_option
 @relay_option
@@ -117,10 +132,12 @@ def _arguments(options: Mapping[str, Any]) -> tuple[str, ...]:
 def head_command(**options: Any) -> None:
     """Run the first half of a model and take jobs.
 
-    Every option is also an environment variable, `SHARDQ_<OPTION>`. A head without a tail takes no jobs.
+    Every option is also an environment variable, `SHARDQ_<OPTION>`. A head without a tail takes no jobs, except with
+    --whole: then it is both.
 
     \b
     shardq head --model Qwen/Qwen2.5-7B-Instruct --dtype float16 --device cuda
+    shardq head --whole --model Qwen/Qwen2.5-3B --dtype float16 --device cuda
     """
     from cli.first_checks import check_head
     from workers.settings import HeadSettings
@@ -128,7 +145,10 @@ def head_command(**options: Any) -> None:
     die_with_parent()
     settings = HeadSettings(**given(**options))
     check_head(settings)
-    from workers.head.worker import run
+    if settings.whole:
+        from workers.whole.worker import run
+    else:
+        from workers.head.worker import run
 
     run(settings)
 

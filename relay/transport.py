@@ -96,7 +96,20 @@ class Lease(Protocol):
         """Give the tail back; safe to call twice."""
 
 
-class Relay(Protocol):
+class HeadRelay(Protocol):
+    """What a head asks of the relay."""
+
+    def tails(self) -> list[TailInfo]:
+        """The tails that live now, leased or not."""
+
+    def lease(self, head: str, tail: TailInfo) -> Lease | None:
+        """Lease this tail and open a new epoch, or None if another head holds it."""
+
+    def connect(self, lease: Lease, hello: Hello) -> HeadLink:
+        """Send `hello` and return this end of the epoch. The tail's first frame on lane 0 answers it."""
+
+
+class Relay(HeadRelay, Protocol):
     """One process' access to the relay."""
 
     def announce(self, tail: TailInfo) -> Announcement:
@@ -107,15 +120,6 @@ class Relay(Protocol):
 
     def accept(self, tail: str, hello: Hello) -> TailLink:
         """Tail: its end of the epoch that `hello` opened."""
-
-    def tails(self) -> list[TailInfo]:
-        """Head: the tails that live now, leased or not."""
-
-    def lease(self, head: str, tail: TailInfo) -> Lease | None:
-        """Head: lease this tail and open a new epoch, or None if another head holds it."""
-
-    def connect(self, lease: Lease, hello: Hello) -> HeadLink:
-        """Head: send `hello` and return this end of the epoch. The tail's first frame on lane 0 answers it."""
 
     def close(self) -> None:
         """Close every connection and thread of this process' relay."""

@@ -79,6 +79,8 @@ class HeadInfo:
     started_at: float
     #: differs from beat to beat, whatever else stays the same
     beat: int = 0
+    #: whether the head has the whole model and needs no tail
+    whole: bool = False
 
     def to_json(self) -> str:
         """This information as JSON text."""

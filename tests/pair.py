@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -30,6 +30,7 @@ from workers.head.options import EngineOptions
 from workers.head.prompts import PromptReader
 from workers.head.session import HeadOffer, TailSearch
 from workers.tail.worker import TailWorker
+from workers.whole.link import DirectRelay
 
 #: tokens a row brings at most in these tests
 MAX_QUERY = 64
@@ -48,15 +49,15 @@ class Halves:
 
     @classmethod
     def load(cls, directory: Path, split: int, *, slots: int, max_length: int, graphs: bool = False) -> Halves:
-        sizes = {"slots": slots, "max_length": max_length, "max_query": MAX_QUERY, "graphs": graphs}
-        head = load_head(directory, split, **sizes)
+        head = load_head(directory, split, slots=slots, max_length=max_length, max_query=MAX_QUERY, graphs=graphs)
+        tail = load_tail(directory, split, slots=slots, max_length=max_length, max_query=MAX_QUERY, graphs=graphs)
         prompts = PromptReader(
             tokenizer=load_tokenizer(directory),
             eos=generation_eos(directory),
             vocab_size=head.vocab_size,
             context=max_length,
         )
-        return cls(directory, head, load_tail(directory, split, **sizes), prompts)
+        return cls(directory, head, tail, prompts)
 
 
 class Line(deque[Job | Ensemble]):
@@ -100,6 +101,8 @@ def options(
     prefill_chunk: int = 32,
     prefix_reuse: bool = True,
     wire_dtype: str = "float32",
+    whole: bool = False,
+    drafts_apart: bool = False,
 ) -> EngineOptions:
     """An engine's options as tests vary them."""
     return EngineOptions(
@@ -112,6 +115,9 @@ def options(
         prefill_chunk=prefill_chunk,
         prefix_reuse=prefix_reuse,
         wire_dtype=wire_dtype,
+        whole=whole,
+        prefill_per_turn=128 if whole else 1,
+        drafts_apart_on="cpu" if drafts_apart else None,
     )
 
 
@@ -131,8 +137,13 @@ def generate(
     prefill_chunk: int = 32,
     prefix_reuse: bool = True,
     wire_dtype: str = "float32",
+    whole: bool = False,
+    drafts_apart: bool = False,
 ) -> list[Outcome]:
-    """Run the tasks through head and tail, at most `concurrency` at a time; outcomes in the tasks' order."""
+    """Run the tasks through head and tail, at most `concurrency` at a time; outcomes in the tasks' order.
+
+    `whole`: as `shardq head --whole` runs both; `drafts_apart`: as with a drafter on another device.
+    """
     outcomes = Outcomes()
     engine = HeadEngine(
         halves.head,
@@ -146,9 +157,12 @@ def generate(
             prefill_chunk=prefill_chunk,
             prefix_reuse=prefix_reuse,
             wire_dtype=wire_dtype,
+            whole=whole,
+            drafts_apart=drafts_apart,
         ),
     )
-    with session(halves, concurrency, num_lanes(lanes)) as courier:
+    joined = whole_session if whole else session
+    with closing(engine), joined(halves, concurrency, num_lanes(lanes)) as courier:
         engine.open(courier)
         while len(outcomes.finished) < len(tasks):
             engine.step()
@@ -159,11 +173,10 @@ def generate(
 def session(halves: Halves, slots: int, lanes: int) -> Iterator[Courier]:
     """A tail in a thread, found and leased as in production."""
     hub, stop = MemoryHub(), threading.Event()
-    profile = Profile("f", "float32", "none", "float32", False, halves.head.max_length)
-    info = TailInfo("tail-00000000", profile, 1, slots, MAX_QUERY, 0.0)
+    info = tail_info(halves, slots)
     tail = threading.Thread(target=TailWorker(MemoryRelay(hub), info, halves.tail).serve, args=(stop,), daemon=True)
     tail.start()
-    offer = HeadOffer("head", profile, 1, slots, lanes, MAX_QUERY)
+    offer = HeadOffer("head", info.profile, 1, slots, lanes, MAX_QUERY)
     found = TailSearch(MemoryRelay(hub), offer).wait(threading.Event(), 20)
     assert found is not None
     try:
@@ -172,6 +185,23 @@ def session(halves: Halves, slots: int, lanes: int) -> Iterator[Courier]:
         found.close()
         stop.set()
         tail.join(10)
+
+
+@contextmanager
+def whole_session(halves: Halves, slots: int, lanes: int) -> Iterator[Courier]:
+    """The tail in the head's own thread, as with `shardq head --whole`."""
+    info = tail_info(halves, slots)
+    offer = HeadOffer("head", info.profile, 1, slots, lanes, MAX_QUERY)
+    found = TailSearch(DirectRelay(info, halves.tail), offer).find(threading.Event())
+    assert found is not None
+    yield Courier(found.link)
+    found.close()
+
+
+def tail_info(halves: Halves, slots: int) -> TailInfo:
+    """What the tail of these halves announces."""
+    profile = Profile("f", "float32", "none", "float32", False, halves.head.max_length)
+    return TailInfo("tail-00000000", profile, 1, slots, MAX_QUERY, 0.0)
 
 
 @dataclass(frozen=True)

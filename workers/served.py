@@ -69,8 +69,8 @@ class ServedModel:
             load_format=self.load_format,
         )
 
-    def load_tail(self, *, slots: int, max_query: int) -> TailShard:
-        """The second half, with a cache of `slots` slots."""
+    def load_tail(self, *, slots: int, max_query: int, embedding: torch.Tensor | None = None) -> TailShard:
+        """The second half, with a cache of `slots` slots; `embedding` as in `workers.engine.loader.load_tail`."""
         log.info("loading layers %d to %d of %s", self.split, self.num_layers - 1, self.directory)
         return load_tail(
             self.directory,
@@ -81,7 +81,13 @@ class ServedModel:
             max_length=self.profile.context,
             max_query=max_query,
             load_format=self.load_format,
+            embedding=embedding,
         )
+
+    def load_whole(self, *, slots: int, max_query: int) -> tuple[HeadShard, TailShard]:
+        """Both halves; embeddings that are tied to the LM head are held once."""
+        head = self.load_head(slots=slots, max_query=max_query)
+        return head, self.load_tail(slots=slots, max_query=max_query, embedding=head.embedding)
 
 
 def check_device(name: str) -> None:

@@ -13,6 +13,10 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 MAX_QUERY = 512
 #: most lanes of a link
 MAX_LANES = 64
+#: tokens of a prefill chunk, with a link and without one: 256 keep a GPU busy
+SPLIT_CHUNK, WHOLE_CHUNK = 64, 256
+#: tokens of prefill between two rounds of a whole model: rounds are worth the more, the more rows they have
+WHOLE_PREFILL = 1024
 
 
 class WorkerSettings(BaseSettings):
@@ -44,6 +48,10 @@ class WorkerSettings(BaseSettings):
 class HeadSettings(WorkerSettings):
     """The head: engine, drafter and Celery fronts."""
 
+    #: run the tail's half in this process, too: for a model that fits one machine. There is no link then, so
+    #: `relay_url`, `wire_compress` and `tail_timeout_s` mean nothing, and `lanes = "auto"` no adapting
+    whole: bool = False
+
     #: the name under which the model is served; None takes the last part of `model`
     name: str | None = None
     #: stable over restarts: it owns this head's unacknowledged messages
@@ -58,12 +66,17 @@ class HeadSettings(WorkerSettings):
     drafter: Literal["none", "ngram", "suffix", "model", "hybrid"] = "ngram"
     #: the drafter's model for `drafter = "model"` and "hybrid"
     drafter_model: str | None = None
+    #: where the drafter's model runs; None: on `device`. Elsewhere it drafts for one lane while the head's half
+    #: computes another one's round
+    drafter_device: str | None = None
+    #: of the drafter's weights and cache; None: `dtype`. It changes drafts, never texts
+    drafter_dtype: Literal["float32", "float16", "bfloat16"] | None = None
     #: rounds in flight at the same time; "auto" asks measured times
     lanes: Annotated[int, Field(ge=1, le=MAX_LANES)] | Literal["auto"] = "auto"
     #: most lanes that "auto" uses
     max_lanes: int = Field(default=8, ge=1, le=MAX_LANES)
-    #: tokens per prefill chunk; fewer where the link is slow
-    prefill_chunk: int = Field(default=64, ge=1, le=MAX_QUERY)
+    #: tokens per prefill chunk, fewer where the link is slow; None takes 64, or 256 where there is no link
+    prefill_chunk: int | None = Field(default=None, ge=1, le=MAX_QUERY)
     #: copy what a job's prompt has in common with a recent one's instead of computing it again
     prefix_reuse: bool = True
     #: deflate what can be deflated of hidden states, without loss, where the link is slower than that takes
@@ -80,7 +93,28 @@ class HeadSettings(WorkerSettings):
     @property
     def max_query(self) -> int:
         """Most tokens a row of this head's frames brings."""
-        return max(self.prefill_chunk, self.longest_draft + 1)
+        return max(self.chunk_tokens, self.longest_draft + 1)
+
+    @property
+    def chunk_tokens(self) -> int:
+        """Most tokens of a prefill chunk."""
+        return self.prefill_chunk or (WHOLE_CHUNK if self.whole else SPLIT_CHUNK)
+
+    @property
+    def prefill_per_turn(self) -> int:
+        """Tokens of prefill after which it is the rounds' turn again. On a link, one chunk: rounds wait behind it."""
+        return WHOLE_PREFILL if self.whole else 1
+
+    @property
+    def draft_device(self) -> str:
+        """Where the drafter's model runs."""
+        return self.drafter_device or self.device
+
+    @property
+    def drafts_apart_on(self) -> str | None:
+        """The drafter's device, if drafting there can overlap with the head's half."""
+        has_model = self.drafter in ("model", "hybrid")
+        return self.draft_device if has_model and _index(self.draft_device) != _index(self.device) else None
 
     @property
     def longest_draft(self) -> int:
@@ -90,7 +124,11 @@ class HeadSettings(WorkerSettings):
     @property
     def link_lanes(self) -> int:
         """Lanes that the link to the tail has: the handshake fixes them."""
-        return self.max_lanes if self.lanes == "auto" else self.lanes
+        if self.lanes != "auto":
+            return self.lanes
+        if self.whole:  # nothing to hide but the drafter's time, where it works beside us
+            return 1 if self.drafts_apart_on is None else 2
+        return self.max_lanes
 
     @property
     def served_name(self) -> str:
@@ -104,3 +142,8 @@ class TailSettings(WorkerSettings):
     tail_name: str = Field(default_factory=socket.gethostname)
     #: most slots a head may ask for
     slots: int = Field(default=64, ge=1)
+
+
+def _index(device: str) -> str:
+    """The device's name with its number: `cuda` alone means the first one."""
+    return device if ":" in device or device == "cpu" else f"{device}:0"

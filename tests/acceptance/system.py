@@ -220,6 +220,11 @@ class System:
 
 
 def _arguments(defaults: dict[str, Any], options: dict[str, object]) -> list[str]:
-    """Options by name as arguments; None leaves one out."""
+    """Options by name as arguments; None leaves one out, True is a switch."""
     chosen = {**defaults, **{name.replace("_", "-"): value for name, value in options.items()}}
-    return [part for name, value in chosen.items() if value is not None for part in (f"--{name}", str(value))]
+    return [
+        part
+        for name, value in chosen.items()
+        if value is not None
+        for part in ((f"--{name}",) if value is True else (f"--{name}", str(value)))
+    ]

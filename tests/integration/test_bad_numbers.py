@@ -31,14 +31,16 @@ def poisoned(tmp_path: Path) -> Halves:
     return Halves.load(directory, 2, slots=4, max_length=128)
 
 
-@pytest.mark.parametrize("concurrency", [1, 3])
-def test_jobs_beside_and_after_one_with_nan_logits_get_their_own_text(poisoned: Halves, concurrency: int) -> None:
+@pytest.mark.parametrize(("concurrency", "whole"), [(1, False), (3, False), (3, True)])
+def test_jobs_beside_and_after_one_with_nan_logits_get_their_own_text(
+    poisoned: Halves, concurrency: int, whole: bool
+) -> None:
     texts = ["good morning", f"bad {POISON} number", "good evening", f"{POISON}", "good night", "and so on"]
     requests = [GenerationRequest(text, None, 0, 16, temperature=0.0) for text in texts]
     drafter = make_drafter(
         "ngram", target=poisoned.directory, drafter=None, dtype="float32", device="cpu", slots=4, max_length=128
     )
-    outcomes = generate(poisoned, tasks_for(requests), drafter, draft_length=4, concurrency=concurrency)
+    outcomes = generate(poisoned, tasks_for(requests), drafter, draft_length=4, concurrency=concurrency, whole=whole)
     uncut = UncutModel(poisoned.directory, poisoned.prompts)
     for text, task, outcome in zip(texts, tasks_for(requests), outcomes, strict=True):
         if POISON in text:

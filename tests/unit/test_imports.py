@@ -28,6 +28,7 @@ CLI_MAY_IMPORT = {
     "workers.errors",
     "workers.head.worker",
     "workers.tail.worker",
+    "workers.whole.worker",
     "workers.engine.source",
 }
 
@@ -63,8 +64,10 @@ def test_no_product_code_imports_tests_or_benchmarks() -> None:
             assert not {name.split(".")[0] for name in imports_of(path)} & {"tests", "benchmarks"}, path
 
 
-@pytest.mark.parametrize(("one", "other"), [("head", "tail"), ("tail", "head")])
-def test_head_and_tail_never_import_each_other(one: str, other: str) -> None:
+@pytest.mark.parametrize(
+    ("one", "other"), [("head", "tail"), ("tail", "head"), ("head", "whole"), ("tail", "whole"), ("engine", "whole")]
+)
+def test_head_and_tail_never_import_each_other_nor_what_joins_them(one: str, other: str) -> None:
     for path in sorted((ROOT / "workers" / one).rglob("*.py")):
         for name in imports_of(path):
             assert not f"{name}.".startswith(f"workers.{other}."), path

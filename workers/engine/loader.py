@@ -74,8 +74,12 @@ def load_tail(
     graphs: bool = False,
     exact: bool = False,
     load_format: LoadFormat = "auto",
+    embedding: Tensor | None = None,
 ) -> TailShard:
-    """Layers [split, L), final norm and LM head; no embeddings, unless tied ones serve as LM head."""
+    """Layers [split, L), final norm and LM head; no embeddings, unless tied ones serve as LM head.
+
+    `embedding`: the head's, if it is in this process: tied ones are shared with it, not read again.
+    """
     capacity, mode = Capacity(slots, max_length, max_query), Mode(graphs, exact)
     plan = _plan(directory, dtype, device, capacity, attention, mode, load_format)
     check_split(split, plan.config.num_hidden_layers)
@@ -83,7 +87,7 @@ def load_tail(
     if plan.family.embedding_scale is not None:
         setattr(base, plan.family.embedding_scale, 1.0)
     return TailShard(
-        base, _load_lm_head(plan, None), short, plan.family, plan.capacity, eager=plan.eager, mode=plan.mode
+        base, _load_lm_head(plan, embedding), short, plan.family, plan.capacity, eager=plan.eager, mode=plan.mode
     )
 
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from workers.engine.attention import masks_by_layer_type
+from workers.engine.checkpoint import EMBEDDING
 from workers.engine.drafting import draft_recorded
 from workers.engine.families import Family, MaskStyle, mask_windows, transform_logits
 from workers.engine.graphs import Bucket, Graphs, bucket_of, recorder_for
@@ -204,6 +205,11 @@ class Half:
 
 class HeadShard(Half):
     """Embeddings and layers [0, split): token ids to hidden states at the cut."""
+
+    @property
+    def embedding(self) -> Tensor:
+        """The embeddings' weights [vocab, hidden]."""
+        return self._base.get_parameter(EMBEDDING)
 
 
 class _WithLMHead(Half):

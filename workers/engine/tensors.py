@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import torch
 
@@ -19,6 +20,23 @@ TORCH_DTYPES = {
 LEVELS = 127
 
 
+@dataclass(frozen=True, slots=True)
+class Handed(Tensor):
+    """Hidden states for a tail in this process: they stay on the device, `data` is empty, and no codec takes them."""
+
+    #: [tokens, hidden], as precise as the wire dtype `dtype`
+    values: torch.Tensor = field(kw_only=True, compare=False, repr=False)
+
+
+def hand_over(values: torch.Tensor, dtype: str) -> Handed:
+    """What `from_wire` makes of `to_wire(values, dtype)`, without a copy to the CPU and back.
+
+    A copy on the device all the same: a half may use its buffers again before the tail has read them.
+    """
+    rounded = dequantise(*quantise(values)) if dtype == "int8" else values.to(TORCH_DTYPES[dtype], copy=True)
+    return Handed(dtype, tuple(values.shape), b"", values=rounded)
+
+
 def to_wire(values: torch.Tensor, dtype: str) -> Tensor:
     """[tokens, hidden] in the given wire dtype; copies to the CPU. A token's bytes depend on its own values only."""
     if dtype != "int8":
@@ -29,6 +47,8 @@ def to_wire(values: torch.Tensor, dtype: str) -> Tensor:
 
 def from_wire(tensor: Tensor, *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """[tokens, hidden] on the device in the compute dtype. Shape and size were checked by the codec."""
+    if isinstance(tensor, Handed):
+        return tensor.values.to(device=device, dtype=dtype)
     values = _on(device, tensor.data, TORCH_DTYPES[tensor.dtype]).reshape(tensor.shape)
     if tensor.dtype != "int8":
         return values.to(dtype)
@@ -67,12 +87,16 @@ def _on(device: torch.device, data: bytes | memoryview, dtype: torch.dtype) -> t
 
 def pad_rows(packed: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
     """[sum(counts), …] → [rows, max(counts), …], zeros behind each row's own part."""
+    if min(counts) == max(counts):
+        return packed.reshape(len(counts), counts[0], *packed.shape[1:])
     parts = torch.split(packed, list(counts))
     return torch.nn.utils.rnn.pad_sequence(list(parts), batch_first=True)
 
 
 def pack_rows(padded: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
     """[rows, query, …] → [sum(counts), …]: each row's first `counts[row]` entries."""
+    if min(counts) == padded.shape[1]:
+        return padded.flatten(0, 1)
     places = torch.tensor(packed_places(counts, padded.shape[1]), device=padded.device)
     return padded.flatten(0, 1).index_select(0, places)
 

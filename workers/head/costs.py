@@ -104,7 +104,9 @@ class Costs:
     #: where the lanes' compute fills this part of a round's way around, frames are taken to wait in line for it
     SATURATED = 0.75
 
-    def __init__(self) -> None:
+    def __init__(self, *, drafts_apart: bool = False) -> None:
+        """`drafts_apart`: the drafter works beside the head's half, not in turn with it."""
+        self._drafts_apart = drafts_apart
         self._draft_step = LinearCost()
         self._head = LinearCost()
         self._tail = LinearCost()
@@ -162,14 +164,19 @@ class Costs:
         """
         if lanes == 1 or self._link.is_empty:
             return False
-        head = self.head_s(rows * (1 + longest)) + self.draft_s(draft_steps, rows)
+        draft, head = self.draft_s(draft_steps, rows), self.head_s(rows * (1 + longest))
         tail = self.tail_s(rows * (1 + longest))
-        return lanes * max(head, tail) >= self.SATURATED * (head + median(self._around) + tail)
+        around = draft + head + median(self._around) + tail
+        return lanes * max(self.busy_s(draft, head), tail) >= self.SATURATED * around
 
     @property
     def known(self) -> bool:
         """Whether rounds of more than one size were measured well enough: before, slopes are guesses."""
         return self._head.num_sizes > 1 and self._tail.num_sizes > 1
+
+    def busy_s(self, draft_s: float, head_s: float) -> float:
+        """How long a round that takes these times keeps drafter and head from the next one."""
+        return max(draft_s, head_s) if self._drafts_apart else draft_s + head_s
 
     def draft_s(self, steps: int, rows: int) -> float:
         """The drafter's time for `steps` tokens of each of `rows`."""

@@ -18,8 +18,10 @@ from relay.messages import Accepted, Copy, Prefill, Round, Void, VoidReason
 from tasks.generation import FailureType, Outcome, StopReason
 from workers.engine.shard import HeadShard
 from workers.errors import OutOfMemory
+from workers.head.costs import Costs
 from workers.head.courier import Answered, Courier
 from workers.head.drafters import Drafter
+from workers.head.drafting import Drafting, DraftingApart, DraftingHere, Pending
 from workers.head.ensemble import Ensemble
 from workers.head.forward import HeadForward
 from workers.head.jobs import Job
@@ -89,13 +91,14 @@ class HeadEngine:
         options: EngineOptions,
         trace: Trace | None = None,
     ) -> None:
-        self._drafter = drafter
         self._source = source
         self._report = report
         self._options = options
-        self._forward = HeadForward(shard, options.wire_dtype)
-        self._policy = draft_policy(options.draft_length, options.max_draft_length)
-        self._rounds = RoundMaker(self._forward, drafter, self._policy)
+        self._drafting = self._draft_by(drafter, options.drafts_apart_on)
+        self._forward = HeadForward(shard, options.wire_dtype, hands_over=options.whole)
+        costs = Costs(drafts_apart=options.drafts_apart_on is not None)
+        self._policy = draft_policy(options.draft_length, options.max_draft_length, costs)
+        self._rounds = RoundMaker(self._forward, self._policy)
         self._scheduler = Scheduler(slots=options.slots, lanes=options.lanes, prefix_reuse=options.prefix_reuse)
         self._lanes = Lanes(options.lanes, fixed=not options.adapt_lanes)
         self._uplink = Uplink(self._forward.bytes_per_token, options.prefill_chunk)
@@ -115,9 +118,17 @@ class HeadEngine:
         #: `time.perf_counter` before which no job begins
         self._admits_from = 0.0
 
+    def _draft_by(self, drafter: Drafter, apart_on: str | None) -> Drafting:
+        return DraftingHere(drafter) if apart_on is None else DraftingApart(drafter, apart_on, self.wake)
+
+    def close(self) -> None:
+        """End the drafter's thread, if it has one; the engine steps no more."""
+        self._drafting.close()
+
     def open(self, courier: Courier) -> None:
         """Go on over the link of a new epoch: the tail's slots are empty, so live jobs are prefilled again."""
         self._courier = courier
+        self._drafting.forget()
         self._lanes.clear()
         self._timeline.clear()
         self._scheduler.forget_held()
@@ -192,7 +203,7 @@ class HeadEngine:
         for slot in self._scheduler.admit():
             job = _job(slot)
             job.ledger.start(self._options.wire_dtype)
-            self._drafter.begin(slot.index)
+            self._drafting.begin(slot.index)
             self._policy.begin(slot.index)
             if job is self._ensembles[job.task_id].jobs[0]:
                 self._report.started(job.task_id)
@@ -209,20 +220,29 @@ class HeadEngine:
     # -- draft and send ---------------------------------------------------------------------------------------
 
     def _advance(self) -> None:
-        """Draft, compute and send a round on every free lane, as far as there are rows that wait for one."""
+        """Have drafts made for every free lane, as far as rows wait for one; compute and send what is drafted."""
         rows = self._scheduler.num_rows
         self._lanes.adapt(rows, self._timeline.usual_length, self._policy.costs)
         while (share := self._lanes.share(self._scheduler.ready_rows(), rows)) is not None:
-            self._send_round(*share)
+            self._ask(*share)
+        while (pending := self._drafting.take()) is not None:
+            self._send_round(pending)
 
-    def _send_round(self, lane: int, slots: list[HeadSlot]) -> None:
+    def _ask(self, lane: int, slots: list[HeadSlot]) -> None:
         slots.sort(key=lambda slot: slot.index)  # the caches of neighbours are read without copying
         for slot in slots:
             self._scheduler.depart(slot)
         lanes = self._lanes.num_used(self._scheduler.num_rows)
+        self._drafting.ask(self._rounds.ask(lane, slots, lanes))
+
+    def _send_round(self, pending: Pending) -> None:
+        lane, slots = pending.asked.lane, pending.asked.present
+        if not slots:
+            self._lanes.answered(lane)
+            return
         try:
             with memory_watched(self._device):
-                made = self._rounds.make(self._link().next_number(), slots, lanes)
+                made = self._rounds.make(self._link().next_number(), pending)
         except OutOfMemory as error:
             self._lanes.answered(lane)
             self._starved(slots, f"the head had no memory for a round of {len(slots)} jobs: {error}")
@@ -241,15 +261,19 @@ class HeadEngine:
     # -- prefill ----------------------------------------------------------------------------------------------
 
     def _prefill(self) -> None:
-        """Compute and send one chunk, if there is one: rounds go on in between."""
+        """Compute and send a turn's chunks, if there are any: rounds go on in between."""
+        num_tokens = 0
+        while num_tokens < self._options.prefill_per_turn and (chunk := self._next_chunk()) is not None:
+            self._send_chunk(chunk)
+            num_tokens += chunk.length
+
+    def _next_chunk(self) -> Chunk | None:
         most = self._options.prefill_chunk
         if self._scheduler.num_rows:
             if self._uplink.wait_s(time.perf_counter()) > 0:
-                return
+                return None
             most = self._uplink.chunk_tokens()
-        chunk = self._scheduler.next_chunk(most)
-        if chunk is not None:
-            self._send_chunk(chunk)
+        return self._scheduler.next_chunk(most)
 
     def _send_chunk(self, chunk: Chunk) -> None:
         started = time.perf_counter()
@@ -404,7 +428,7 @@ class HeadEngine:
         if slot.awaited:  # values that are no numbers would have shown in the answers that nobody will look at now
             self._clear(slot)
         job = self._scheduler.free(slot)
-        self._drafter.end(slot.index)
+        self._drafting.end(slot.index)
         self._policy.end(slot.index)
         return job
 

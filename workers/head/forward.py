@@ -8,14 +8,16 @@ import torch
 
 from relay.messages import Tensor, token_bytes
 from workers.engine.shard import HeadShard
-from workers.engine.tensors import pack_rows, to_wire
+from workers.engine.tensors import hand_over, pack_rows, to_wire
 
 
 class HeadForward:
     """Runs ragged rows of tokens through the half."""
 
-    def __init__(self, shard: HeadShard, wire_dtype: str) -> None:
+    def __init__(self, shard: HeadShard, wire_dtype: str, *, hands_over: bool = False) -> None:
+        """`hands_over`: the tail is in this process, and hidden states stay on the device."""
         self._shard = shard
+        self._carry = hand_over if hands_over else to_wire
         self._wire_dtype = wire_dtype
         #: what a token's hidden state takes on the wire
         self.bytes_per_token = token_bytes(shard.hidden_size, wire_dtype)
@@ -26,7 +28,7 @@ class HeadForward:
         query = max(counts)
         padded = [[*tokens, *[0] * (query - len(tokens))] for tokens in fed]
         hidden = self._shard.forward(torch.tensor(padded), torch.tensor(slots), torch.tensor(starts))
-        return to_wire(pack_rows(hidden, counts), self._wire_dtype)
+        return self._carry(pack_rows(hidden, counts), self._wire_dtype)
 
     def copy_slot(self, source: int, destination: int, length: int) -> None:
         """Make the first positions of a slot those of another one."""

@@ -21,3 +21,9 @@ class EngineOptions:
     prefill_chunk: int
     prefix_reuse: bool
     wire_dtype: str
+    #: the tail is in this process: hidden states stay on the device
+    whole: bool = False
+    #: tokens of prefill that end a turn's prefilling; 1: one chunk a turn
+    prefill_per_turn: int = 1
+    #: where the drafter runs beside the engine, in a thread of its own; None: in the engine's thread
+    drafts_apart_on: str | None = None

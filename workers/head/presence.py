@@ -32,6 +32,8 @@ class Identity:
     model: str
     profile: Profile
     slots: int
+    #: head and tail in one process
+    whole: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,4 +139,5 @@ class Presence:
             tokens_per_s=load.tokens_per_s,
             started_at=self._started_at,
             beat=self._beats,
+            whole=identity.whole,
         )

@@ -9,7 +9,8 @@ from typing import Literal, Protocol
 
 from relay.messages import Draft, Round
 from workers.head.costs import Costs
-from workers.head.drafters import Drafter, DraftRow
+from workers.head.drafters import DraftRow, Proposal
+from workers.head.drafting import Asked, Pending
 from workers.head.forward import HeadForward
 from workers.head.jobs import Job
 from workers.head.slots import HeadSlot
@@ -37,8 +38,8 @@ class DraftPolicy(Protocol):
 class FixedLength:
     """Always the same draft length."""
 
-    def __init__(self, length: int) -> None:
-        self.costs = Costs()
+    def __init__(self, length: int, costs: Costs | None = None) -> None:
+        self.costs = costs or Costs()
         self._length = length
 
     def begin(self, slot: int) -> None: ...
@@ -58,9 +59,9 @@ class FixedLength:
     def verified(self, slot: int, confidence: Sequence[float], accepted: int) -> None: ...
 
 
-def draft_policy(length: int | Literal["auto"], most: int) -> DraftPolicy:
+def draft_policy(length: int | Literal["auto"], most: int, costs: Costs | None = None) -> DraftPolicy:
     """The policy for the setting `draft_length`."""
-    return Planner(most) if length == "auto" else FixedLength(length)
+    return Planner(most, costs) if length == "auto" else FixedLength(length, costs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,19 +90,30 @@ class MadeRound:
 
 
 class RoundMaker:
-    """Makes the rounds of one engine."""
+    """Makes the rounds of one engine: `ask` says what to draft, `make` computes and packs what was drafted."""
 
-    def __init__(self, forward: HeadForward, drafter: Drafter, policy: DraftPolicy) -> None:
+    def __init__(self, forward: HeadForward, policy: DraftPolicy) -> None:
         self._forward = forward
-        self._drafter = drafter
         self._policy = policy
 
-    def make(self, number: int, slots: Sequence[HeadSlot], lanes: int) -> MadeRound:
-        """A round of the slots' rows; `lanes` rounds will be in flight at the same time, this one included."""
+    def ask(self, lane: int, slots: Sequence[HeadSlot], lanes: int) -> Asked:
+        """What the slots' rows want of the drafter; `lanes` rounds will be in flight at once, this one included."""
+        jobs, indexes = [_job(slot) for slot in slots], [slot.index for slot in slots]
+        limits = [self._policy.limit(job.num_remaining) for job in jobs]
+        efforts = self._policy.effort(indexes, limits, lanes)
+        rows = tuple(
+            DraftRow(index, job.tokens, job.sampling, limit, effort, job.num_prompt)
+            for index, job, limit, effort in zip(indexes, jobs, limits, efforts, strict=True)
+        )
+        return Asked(lane, tuple(slots), tuple(slot.generation for slot in slots), rows, lanes)
+
+    def make(self, number: int, pending: Pending) -> MadeRound:
+        """The round of the rows that still want their drafts, of which there is at least one."""
+        asked, (proposals, draft_s) = pending.asked, pending.drafted()
         started = time.perf_counter()
+        slots = asked.present
         jobs = [_job(slot) for slot in slots]
-        drafts, effort = self._draft(slots, jobs, lanes)
-        drafted = time.perf_counter()
+        drafts = self._select(slots, [proposals[place] for place in asked.places], asked.lanes)
         fed = [[job.tokens[-1], *tokens] for job, (tokens, _) in zip(jobs, drafts, strict=True)]
         starts = [len(job.tokens) - 1 for job in jobs]
         hidden = self._forward.run(fed, [slot.index for slot in slots], starts)
@@ -109,26 +121,17 @@ class RoundMaker:
             Draft(slot.index, slot.generation, slot.next_round(), start, tokens[0], tuple(tokens[1:]))
             for slot, start, tokens in zip(slots, starts, fed, strict=True)
         )
-        confidence = tuple(sure for _, sure in drafts)
-        frame = Round(number, rows, hidden)
-        return MadeRound(frame, confidence, effort, lanes, drafted - started, time.perf_counter() - drafted)
+        frame, confidence = Round(number, rows, hidden), tuple(sure for _, sure in drafts)
+        effort = max(row.effort or 0 for row in asked.rows)
+        return MadeRound(frame, confidence, effort, asked.lanes, draft_s, time.perf_counter() - started)
 
-    def _draft(
-        self, slots: Sequence[HeadSlot], jobs: Sequence[Job], lanes: int
-    ) -> tuple[list[tuple[tuple[int, ...], tuple[float, ...]]], int]:
-        """Every row's draft as far as it is worth sending, with the drafter's confidences; and the effort."""
+    def _select(
+        self, slots: Sequence[HeadSlot], proposals: Sequence[Proposal], lanes: int
+    ) -> list[tuple[tuple[int, ...], tuple[float, ...]]]:
+        """Every row's draft as far as it is worth sending, with the drafter's confidences."""
         indexes = [slot.index for slot in slots]
-        limits = [self._policy.limit(job.num_remaining) for job in jobs]
-        efforts = self._policy.effort(indexes, limits, lanes)
-        proposals = self._drafter.propose(
-            [
-                DraftRow(slot, job.tokens, job.sampling, limit, effort, job.num_prompt)
-                for slot, job, limit, effort in zip(indexes, jobs, limits, efforts, strict=True)
-            ]
-        )
         kept = self._policy.select(indexes, [proposal.confidence for proposal in proposals], lanes)
-        drafts = [(p.tokens[:length], p.confidence[:length]) for p, length in zip(proposals, kept, strict=True)]
-        return drafts, max(efforts)
+        return [(p.tokens[:length], p.confidence[:length]) for p, length in zip(proposals, kept, strict=True)]
 
 
 def _job(slot: HeadSlot) -> Job:

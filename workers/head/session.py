@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from relay.errors import LinkLost, RelayError, RelayUnreachable
 from relay.messages import Error, Hello, Welcome
 from relay.profile import Profile
-from relay.transport import HeadLink, Lease, Relay, TailInfo
+from relay.transport import HeadLink, HeadRelay, Lease, TailInfo
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +67,7 @@ class TailSearch:
     Tails that failed us come last, the one that failed longest ago before the others: a standby gets its turn.
     """
 
-    def __init__(self, relay: Relay, offer: HeadOffer) -> None:
+    def __init__(self, relay: HeadRelay, offer: HeadOffer) -> None:
         self._relay = relay
         self._offer = offer
         #: what stands in the way now, for the error when the search is given up

@@ -20,6 +20,8 @@ its own way around, and in the long run none can come faster than the busiest of
 
     period(K) = max((draft + head + link + tail) / L,  draft + head,  tail,  wire)     seconds per round of a lane
 
+A drafter on a device of its own works beside the head: then max(draft, head) stands in place of draft + head.
+
 A single lane (L = 1) pays for the round trip, so long drafts pay; once lanes hide the link the first term falls
 away, and a draft must earn its compute.
 
@@ -79,9 +81,10 @@ class RowState:
 def period_s(rows: int, longest: int, tokens: int, costs: Costs, *, lanes: int = 1, drafted: bool = False) -> float:
     """Seconds per round of a lane, see the module's text; `tokens` are those sent, base tokens included."""
     positions, num_bytes = rows * (1 + longest), costs.bytes_up(tokens)
-    head = costs.head_s(positions) + (0.0 if drafted else costs.draft_s(longest, rows))
+    head, draft = costs.head_s(positions), 0.0 if drafted else costs.draft_s(longest, rows)
     tail = costs.tail_s(positions)
-    return max((head + costs.link_s(num_bytes) + tail) / lanes, head, tail, costs.wire_s(num_bytes), _SHORTEST_S)
+    around = draft + head + costs.link_s(num_bytes) + tail
+    return max(around / lanes, costs.busy_s(draft, head), tail, costs.wire_s(num_bytes), _SHORTEST_S)
 
 
 def goodput(
@@ -184,8 +187,8 @@ class Planner:
     #: rounds without a draft before a probe: at first, and at most
     FIRST_PROBE, LAST_PROBE = 16, 256
 
-    def __init__(self, max_draft: int = MAX_DRAFT) -> None:
-        self.costs = Costs()
+    def __init__(self, max_draft: int = MAX_DRAFT, costs: Costs | None = None) -> None:
+        self.costs = costs or Costs()
         self._max_draft = max_draft
         self._batch = Acceptance(memory=512.0)
         self._calibration = Calibration()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import secrets
 import threading
 from collections.abc import Callable, Iterator
@@ -14,6 +15,7 @@ from relay.errors import LinkLost
 from relay.streams import RedisRelay
 from tasks import connection, heads
 from tasks.settings import TaskSettings
+from workers.engine.shard import HeadShard
 from workers.engine.source import Part, resolve
 from workers.engine.tokenizer import generation_eos, load_tokenizer
 from workers.errors import NoTail
@@ -31,7 +33,7 @@ from workers.head.stops import StopWatch
 from workers.head.trace import open_trace
 from workers.pauses import exempt_loaded
 from workers.progress import log_progress
-from workers.served import ServedModel
+from workers.served import ServedModel, check_device
 from workers.settings import HeadSettings
 from workers.signals import stop_on_signals
 
@@ -66,16 +68,21 @@ def run(settings: HeadSettings, make: MakeDrafter | None = None) -> None:
         served = ServedModel.resolve(settings, Part.HEAD, log_progress)
         with connection.translated():
             heads.register_profile(client, settings.served_name, served.profile)
-        offer = HeadOffer(
-            head=settings.head_id,
-            profile=served.profile,
-            split=served.split,
-            slots=settings.slots,
-            lanes=settings.link_lanes,
-            max_query=settings.max_query,
-        )
-        with _assembled(settings, served, client, make or load_drafter) as worker:
-            worker.serve(TailSearch(relay, offer), stop, settings.tail_timeout_s)
+        shard = served.load_head(slots=settings.slots, max_query=settings.max_query)
+        with assembled(settings, served, client, shard, make or load_drafter) as worker:
+            worker.serve(TailSearch(relay, offer(settings, served)), stop, settings.tail_timeout_s)
+
+
+def offer(settings: HeadSettings, served: ServedModel) -> HeadOffer:
+    """What a head with these settings asks of a tail."""
+    return HeadOffer(
+        head=settings.head_id,
+        profile=served.profile,
+        split=served.split,
+        slots=settings.slots,
+        lanes=settings.link_lanes,
+        max_query=settings.max_query,
+    )
 
 
 def _relay(settings: HeadSettings) -> RedisRelay:
@@ -83,11 +90,10 @@ def _relay(settings: HeadSettings) -> RedisRelay:
 
 
 @contextmanager
-def _assembled(
-    settings: HeadSettings, served: ServedModel, client: redis.Redis, make: MakeDrafter
+def assembled(
+    settings: HeadSettings, served: ServedModel, client: redis.Redis, shard: HeadShard, make: MakeDrafter
 ) -> Iterator[HeadWorker]:
-    """Load everything, open the socket, start the fronts; at the end jobs go back to the queue."""
-    shard = served.load_head(slots=settings.slots, max_query=settings.max_query)
+    """Load what is left to load, open the socket, start the fronts; at the end jobs go back to the queue."""
     drafter = make(settings, served)
     prompts = PromptReader(
         tokenizer=load_tokenizer(served.directory),
@@ -116,15 +122,16 @@ def _assembled(
             stats = engine.stats()
             return Load(server.live(), server.consuming, stats.running, stats.tokens_per_s)
 
-        identity = Identity(settings.head_id, settings.served_name, served.profile, settings.slots)
+        identity = Identity(settings.head_id, settings.served_name, served.profile, settings.slots, settings.whole)
         # The fronts close before the presence ends: what they hand back needs no restoring by others.
         with (
+            closing(engine),
             closing(Presence(client, identity, load)),
             closing(StopWatch(client, server.live, engine.stop)),
             closing(_fronts(settings, address, authkey)) as fronts,
         ):
             try:
-                yield HeadWorker(engine, server, fronts)
+                yield HeadWorker(engine, server, fronts, lossless=settings.whole)
             except BaseException:
                 server.close()  # the fronts see an engine that died over its jobs: that counts as one try of each
                 raise
@@ -139,10 +146,13 @@ def engine_options(settings: HeadSettings, wire_dtype: str) -> EngineOptions:
         draft_length=settings.draft_length,
         max_draft_length=settings.max_draft_length,
         lanes=settings.link_lanes,
-        adapt_lanes=settings.lanes == "auto",
-        prefill_chunk=settings.prefill_chunk,
+        adapt_lanes=settings.lanes == "auto" and not settings.whole,
+        prefill_chunk=settings.chunk_tokens,
         prefix_reuse=settings.prefix_reuse,
         wire_dtype=wire_dtype,
+        whole=settings.whole,
+        prefill_per_turn=settings.prefill_per_turn,
+        drafts_apart_on=settings.drafts_apart_on,
     )
 
 
@@ -162,14 +172,15 @@ def load_drafter(settings: HeadSettings, served: ServedModel) -> Drafter:
     """The drafter the settings ask for. Raises WorkerError."""
     directory = None
     if settings.drafter in ("model", "hybrid") and settings.drafter_model is not None:
+        check_device(settings.draft_device)
         weights = settings.load_format != "dummy"
         directory = resolve(settings.drafter_model, Part.WHOLE, weights=weights, progress=log_progress).path
     return make_drafter(
         settings.drafter,
         target=served.directory,
         drafter=directory,
-        dtype=settings.dtype,
-        device=settings.device,
+        dtype=settings.drafter_dtype or settings.dtype,
+        device=settings.draft_device,
         slots=settings.slots,
         max_length=settings.max_length,
         load_format=settings.load_format,
@@ -179,10 +190,12 @@ def load_drafter(settings: HeadSettings, served: ServedModel) -> Drafter:
 class HeadWorker:
     """The life of one head over its sessions with tails."""
 
-    def __init__(self, engine: HeadEngine, server: EngineServer, fronts: Fronts) -> None:
+    def __init__(self, engine: HeadEngine, server: EngineServer, fronts: Fronts, *, lossless: bool = False) -> None:
+        """`lossless`: frames cannot get lost and tails cannot fall silent, however long an answer takes."""
         self._engine = engine
         self._server = server
         self._fronts = fronts
+        self._lossless = lossless
         #: how long a frame may stay unanswered in the next epoch
         self.patience_s = GIVE_UP_AFTER_S
 
@@ -199,9 +212,8 @@ class HeadWorker:
     def _work_over(self, session: Session, stop: threading.Event) -> bool:
         """Step the engine until it was stopped and drained (True) or the session is lost (False)."""
         log.info("epoch %d on tail %s: taking jobs", session.lease.epoch, session.lease.tail.tail)
-        vocab_size = self._engine.vocab_size
         try:
-            self._engine.open(Courier(session.link, give_up_after_s=self.patience_s, vocab_size=vocab_size))
+            self._engine.open(self._courier(session))
             while not stop.is_set():
                 self._server.set_consuming(self._engine.wants_jobs)
                 self._step(session)
@@ -216,6 +228,12 @@ class HeadWorker:
         finally:
             self._server.set_consuming(False)
             session.close()
+
+    def _courier(self, session: Session) -> Courier:
+        vocab_size = self._engine.vocab_size
+        if self._lossless:
+            return Courier(session.link, resend_after_s=math.inf, give_up_after_s=math.inf, vocab_size=vocab_size)
+        return Courier(session.link, give_up_after_s=self.patience_s, vocab_size=vocab_size)
 
     def _step(self, session: Session) -> None:
         if not session.lease.held():

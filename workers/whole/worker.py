@@ -1,0 +1,41 @@
+"""The head process of a model that fits one machine: `shardq head --whole`."""
+
+from __future__ import annotations
+
+import time
+from contextlib import closing
+
+from relay.transport import TailInfo
+from tasks import connection, heads
+from tasks.settings import TaskSettings
+from workers.engine.source import Part
+from workers.head.session import TailSearch
+from workers.head.worker import assembled, load_drafter, offer
+from workers.progress import log_progress
+from workers.served import ServedModel
+from workers.settings import HeadSettings
+from workers.signals import stop_on_signals
+from workers.whole.link import DirectRelay
+
+#: what the half that is no process of its own is called in logs
+_TAIL = "in-this-process"
+
+
+def run(settings: HeadSettings) -> None:
+    """Serve as head and tail in one until SIGTERM or SIGINT; needs the queue server only.
+
+    Raises:
+        WorkerError: the model, the drafter or the device cannot be used.
+        TaskError: the queue server refuses or does not answer; the head's id or served name is taken.
+    """
+    stop = stop_on_signals()
+    tasks = TaskSettings(broker_url=settings.broker_url, allow_insecure=settings.allow_insecure)
+    with closing(connection.connect(tasks)) as client:
+        connection.ping(client)
+        served = ServedModel.resolve(settings, Part.WHOLE, log_progress)
+        with connection.translated():
+            heads.register_profile(client, settings.served_name, served.profile)
+        head, tail = served.load_whole(slots=settings.slots, max_query=settings.max_query)
+        info = TailInfo(_TAIL, served.profile, served.split, settings.slots, settings.max_query, time.time())
+        with assembled(settings, served, client, head, load_drafter) as worker:
+            worker.serve(TailSearch(DirectRelay(info, tail), offer(settings, served)), stop, None)
