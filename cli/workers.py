@@ -33,6 +33,16 @@ def model_options(function: F) -> F:
             help="`dummy`: random weights of the model's shapes, for benchmarks; needs config and tokenizer only.",
         ),
         click.option("--device", metavar="DEVICE", help="`cpu`, `cuda`, `cuda:1`, … Default: cpu."),
+        click.option(
+            "--graphs/--no-graphs",
+            default=None,
+            help="On a GPU: record computations once per shape, with fused kernels. Default: yes.",
+        ),
+        click.option(
+            "--deterministic/--no-deterministic",
+            default=None,
+            help="A job's text never depends on batch mates, drafts or retries, in half precision too. Default: no.",
+        ),
         click.option("--max-length", type=int, metavar="TOKENS", help="Longest prompt + completion. Default: 1024."),
     ]
     for option in reversed(options):
@@ -99,7 +109,7 @@ def worker_arguments(options: Mapping[str, Any]) -> tuple[tuple[str, ...], tuple
 
     The model is left out: whoever starts the two names it.
     """
-    alike = ("split", "dtype", "wire_dtype", "load_format", "device", "max_length", "slots")
+    alike = ("split", "dtype", "wire_dtype", "load_format", "device", "graphs", "deterministic", "max_length", "slots")
     both = {name: options.get(name) for name in alike}
     head = {name: value for name, value in options.items() if name != "model"}
     return _arguments(head), _arguments(both)

@@ -15,7 +15,7 @@ from workers.engine.loader import LoadFormat, load_head, load_tail
 from workers.engine.shard import HeadShard, TailShard
 from workers.engine.source import Part, resolve
 from workers.errors import DeviceUnavailable, ModelUnsupported
-from workers.settings import WorkerSettings
+from workers.settings import WorkerSettings, is_gpu
 
 log = logging.getLogger(__name__)
 
@@ -32,6 +32,7 @@ class ServedModel:
     device: str
     #: see `workers.settings.WorkerSettings`
     load_format: LoadFormat = "auto"
+    graphs: bool = False
 
     @classmethod
     def resolve(
@@ -50,10 +51,11 @@ class ServedModel:
             dtype=settings.dtype,
             quantization="none",
             wire_dtype=settings.wire_dtype or settings.dtype,
-            deterministic=False,
+            deterministic=settings.deterministic,
             context=settings.max_length,
         )
-        return cls(found.path, profile, found.split, found.num_layers, settings.device, settings.load_format)
+        graphs = settings.graphs and is_gpu(settings.device)
+        return cls(found.path, profile, found.split, found.num_layers, settings.device, settings.load_format, graphs)
 
     def load_head(self, *, slots: int, max_query: int) -> HeadShard:
         """The first half, with a cache of `slots` slots."""
@@ -67,6 +69,8 @@ class ServedModel:
             max_length=self.profile.context,
             max_query=max_query,
             load_format=self.load_format,
+            graphs=self.graphs,
+            exact=self.profile.deterministic,
         )
 
     def load_tail(self, *, slots: int, max_query: int, embedding: torch.Tensor | None = None) -> TailShard:
@@ -81,6 +85,8 @@ class ServedModel:
             max_length=self.profile.context,
             max_query=max_query,
             load_format=self.load_format,
+            graphs=self.graphs,
+            exact=self.profile.deterministic,
             embedding=embedding,
         )
 

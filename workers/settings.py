@@ -37,6 +37,11 @@ class WorkerSettings(BaseSettings):
     #: need be there. The drafter's model likewise
     load_format: Literal["auto", "dummy"] = "auto"
     device: str = "cpu"
+    #: on a GPU, record computations once per shape and replay them, with fused kernels where the model allows
+    graphs: bool = True
+    #: a job's text does not depend on batch mates, draft lengths, lanes, prefix reuse or a prefill done again in half
+    #: precision either; both halves must agree
+    deterministic: bool = False
     #: the server that carries the frames between head and tail
     relay_url: str = Field(default="redis://127.0.0.1:6380/0", repr=False)
     #: longest prompt + completion, in tokens; both halves must agree
@@ -111,6 +116,11 @@ class HeadSettings(WorkerSettings):
         return self.drafter_device or self.device
 
     @property
+    def draft_graphs(self) -> bool:
+        """Whether the drafter's loop is recorded."""
+        return self.graphs and is_gpu(self.draft_device)
+
+    @property
     def drafts_apart_on(self) -> str | None:
         """The drafter's device, if drafting there can overlap with the head's half."""
         has_model = self.drafter in ("model", "hybrid")
@@ -147,3 +157,8 @@ class TailSettings(WorkerSettings):
 def _index(device: str) -> str:
     """The device's name with its number: `cuda` alone means the first one."""
     return device if ":" in device or device == "cpu" else f"{device}:0"
+
+
+def is_gpu(device: str) -> bool:
+    """Whether the device's name is that of a GPU."""
+    return device.partition(":")[0] == "cuda"

@@ -118,13 +118,14 @@ def choose_rows(
     """The token of every row by the rules of `workers.engine.processors` and `workers.engine.sampling`.
 
     Args:
-        logits: [n, at least `num_tokens`], any float dtype.
+        logits: [n, vocab], any float dtype.
         rows: their parameters.
         positions: int64 [n], absolute position of the token being chosen.
         needs: what is left out is ignored in every row.
         context: for the processors.
         num_tokens: ids from here on are padding and never chosen.
     """
+    num_tokens = min(num_tokens, logits.shape[-1])
     if not needs.processors:
         return _choose(logits, rows, positions, num_tokens=num_tokens, cuts=needs.cuts)
     real = logits[:, :num_tokens].float()

@@ -16,7 +16,9 @@ from torch import Tensor
 
 #: recorded computations that one model keeps
 MOST_GRAPHS = 24
-#: query lengths that are recorded: a base token with 0, 1, 2, 4, 8, 16 drafted ones, and chunks of prompts
+#: numbers of rows that are recorded; above, multiples of the last one
+ROWS = (1, 4, 16, 32, 64)
+#: query lengths that are recorded: a base token with 0, 2, 4, 8, 16 drafted ones, two tokens, and chunks of prompts
 QUERIES = (1, 2, 3, 5, 9, 17, 33, 64, 128, 256, 512)
 #: shortest cache length for which attention is recorded; the next ones are twice as long each
 SHORTEST = 1024
@@ -39,7 +41,8 @@ def bucket_of(rows: int, query: int, longest: int, *, max_query: int, capacity: 
     length = SHORTEST
     while length < longest + most - query:
         length *= 2
-    return Bucket(1 << (rows - 1).bit_length(), min(most, max_query), min(length, capacity))
+    num_rows = next((number for number in ROWS if number >= rows), -(-rows // ROWS[-1]) * ROWS[-1])
+    return Bucket(num_rows, min(most, max_query), min(length, capacity))
 
 
 class Recorder(Protocol):
@@ -93,6 +96,7 @@ class Graph:
     outputs: Mapping[str, Tensor]
     replay: Callable[[], None]
 
+    @torch.inference_mode()
     def run(self, **values: Tensor) -> Mapping[str, Tensor]:
         """Replay with these values, each of its buffer's shape or shorter in front; the outputs, until the next run.
 

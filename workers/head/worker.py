@@ -184,6 +184,7 @@ def load_drafter(settings: HeadSettings, served: ServedModel) -> Drafter:
         slots=settings.slots,
         max_length=settings.max_length,
         load_format=settings.load_format,
+        graphs=settings.draft_graphs,
     )
 
 

@@ -43,6 +43,7 @@ def make_drafter(
     slots: int,
     max_length: int,
     load_format: LoadFormat = "auto",
+    graphs: bool = False,
 ) -> Drafter:
     """The drafter for a head of `slots` slots of `max_length` tokens each.
 
@@ -52,6 +53,7 @@ def make_drafter(
         dtype: of the drafter's weights and cache.
         device: where it runs.
         load_format: where the drafter's weights come from.
+        graphs: record the loop of a draft once per shape.
 
     Raises:
         DrafterInvalid: `kind` "model" or "hybrid" without a directory.
@@ -75,6 +77,7 @@ def make_drafter(
         max_length=max_length,
         max_query=_CATCH_UP_CHUNK,
         load_format=load_format,
+        graphs=graphs,
     )
     modelled = ModelDrafter(model, num_tokens=load_config(target).vocab_size)
     return modelled if kind == "model" else HybridDrafter(SuffixDrafter(), modelled)
