@@ -20,12 +20,22 @@ def model_options(function: F) -> F:
     """What head and tail must be told alike."""
     options = [
         click.option("--model", metavar="MODEL", help="Directory, hub id or .gguf file.  [env: SHARDQ_MODEL]"),
-        click.option("--split", type=int, metavar="LAYER", help="First layer of the tail; the middle if not given."),
+        click.option(
+            "--split",
+            type=count_or_auto,
+            metavar="LAYER|auto",
+            help="First layer of the tail; `auto` goes by both sides' memory and pace. Default: the middle.",
+        ),
         click.option("--dtype", type=click.Choice(["float32", "float16", "bfloat16"]), help="Default: float32."),
         click.option(
             "--wire-dtype",
             type=click.Choice(["float32", "float16", "bfloat16", "int8"]),
             help="Of the hidden states between head and tail; narrower than --dtype changes texts. Default: --dtype.",
+        ),
+        click.option(
+            "--quantization",
+            type=click.Choice(["none", "nf4", "int8"]),
+            help="Of the layers' weights, by bitsandbytes, in 4 or 8 bits; changes texts. Default: none.",
         ),
         click.option("--device", metavar="DEVICE", help="`cpu`, `cuda`, `cuda:1`, … Default: cpu."),
         click.option("--max-length", type=int, metavar="TOKENS", help="Longest prompt + completion. Default: 1024."),
@@ -39,7 +49,12 @@ def head_options(function: F) -> F:
     """What only the head is told."""
     options = [
         click.option("--name", metavar="NAME", help="Served name. Default: the last part of MODEL."),
-        click.option("--slots", type=int, help="Jobs decoded at the same time. Default: 16."),
+        click.option(
+            "--slots",
+            type=count_or_auto,
+            metavar="N|auto",
+            help="Jobs decoded at the same time; `auto` takes as many as fit. Default: 16.",
+        ),
         click.option(
             "--draft-length",
             type=count_or_auto,
@@ -51,6 +66,11 @@ def head_options(function: F) -> F:
             "--drafter", type=click.Choice(["none", "ngram", "suffix", "model", "hybrid"]), help="Default: ngram."
         ),
         click.option("--drafter-model", metavar="MODEL", help="The small model for `--drafter model` or `hybrid`."),
+        click.option(
+            "--drafter-quantization",
+            type=click.Choice(["none", "nf4", "int8"]),
+            help="Of the drafter's weights; changes no text. Default: none.",
+        ),
         click.option(
             "--lanes",
             type=count_or_auto,
@@ -84,7 +104,8 @@ def worker_arguments(options: Mapping[str, Any]) -> tuple[tuple[str, ...], tuple
 
     The model is left out: whoever starts the two names it.
     """
-    both = {name: options.get(name) for name in ("split", "dtype", "wire_dtype", "device", "max_length", "slots")}
+    shared = ("split", "dtype", "wire_dtype", "quantization", "device", "max_length", "slots")
+    both = {name: options.get(name) for name in shared}
     head = {name: value for name, value in options.items() if name != "model"}
     return _arguments(head), _arguments(both)
 
@@ -130,7 +151,12 @@ def head_command(**options: Any) -> None:
 @click.command("tail")
 @model_options
 @click.option("--tail-name", metavar="NAME", help="What the tail is called. Default: the host's name.")
-@click.option("--slots", type=int, help="Most slots a head may ask for. Default: 64.")
+@click.option(
+    "--slots",
+    type=count_or_auto,
+    metavar="N|auto",
+    help="Most slots a head may ask for; `auto` takes as many as fit. Default: 64.",
+)
 @relay_option
 @insecure_option
 @log_option

@@ -15,7 +15,8 @@ from workers.engine.loader import load_head, load_tail
 from workers.engine.shard import HeadShard, TailShard
 from workers.engine.source import Part, resolve
 from workers.errors import DeviceUnavailable, ModelUnsupported
-from workers.settings import WorkerSettings
+from workers.memory import memory_watched
+from workers.settings import Quantization, WorkerSettings
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +31,7 @@ class ServedModel:
     split: int
     num_layers: int
     device: str
+    quantization: Quantization
 
     @classmethod
     def resolve(
@@ -37,7 +39,7 @@ class ServedModel:
     ) -> ServedModel:
         """Find (convert, fetch) the model. Raises WorkerError."""
         check_device(settings.device)
-        found = resolve(settings.model, part, settings.split, progress=progress)
+        found = resolve(settings.model, part, settings.given_split, progress=progress)
         if settings.max_length > found.context:
             raise ModelUnsupported(
                 f"max_length {settings.max_length} is beyond the model's own context of {found.context} tokens"
@@ -45,38 +47,42 @@ class ServedModel:
         profile = Profile(
             fingerprint=fingerprint(found.path),
             dtype=settings.dtype,
-            quantization="none",
+            quantization=settings.quantization,
             wire_dtype=settings.wire_dtype or settings.dtype,
             deterministic=False,
             context=settings.max_length,
         )
-        return cls(found.path, profile, found.split, found.num_layers, settings.device)
+        return cls(found.path, profile, found.split, found.num_layers, settings.device, settings.quantization)
 
     def load_head(self, *, slots: int, max_query: int) -> HeadShard:
         """The first half, with a cache of `slots` slots."""
         log.info("loading layers 0 to %d of %s", self.split - 1, self.directory)
-        return load_head(
-            self.directory,
-            self.split,
-            dtype=self.profile.dtype,
-            device=self.device,
-            slots=slots,
-            max_length=self.profile.context,
-            max_query=max_query,
-        )
+        with memory_watched(torch.device(self.device)):
+            return load_head(
+                self.directory,
+                self.split,
+                dtype=self.profile.dtype,
+                device=self.device,
+                slots=slots,
+                max_length=self.profile.context,
+                max_query=max_query,
+                quantization=self.quantization,
+            )
 
     def load_tail(self, *, slots: int, max_query: int) -> TailShard:
         """The second half, with a cache of `slots` slots."""
         log.info("loading layers %d to %d of %s", self.split, self.num_layers - 1, self.directory)
-        return load_tail(
-            self.directory,
-            self.split,
-            dtype=self.profile.dtype,
-            device=self.device,
-            slots=slots,
-            max_length=self.profile.context,
-            max_query=max_query,
-        )
+        with memory_watched(torch.device(self.device)):
+            return load_tail(
+                self.directory,
+                self.split,
+                dtype=self.profile.dtype,
+                device=self.device,
+                slots=slots,
+                max_length=self.profile.context,
+                max_query=max_query,
+                quantization=self.quantization,
+            )
 
 
 def check_device(name: str) -> None:

@@ -34,6 +34,8 @@ class Part(Enum):
     HEAD = "head"
     TAIL = "tail"
     WHOLE = "whole"
+    #: config and tokenizer alone, to know what it is before anything is loaded
+    DESCRIPTION = "description"
 
 
 class CacheSettings(BaseSettings):
@@ -146,6 +148,8 @@ def _fetch(repo: str, revision: str | None, part: Part, split: int | None, downl
     """Config first, to know the layers; then the weight files of the part, of the very same commit."""
     path = download(repo, revision, SMALL_FILES)
     described = _described(path, split)
+    if part is Part.DESCRIPTION:
+        return described
     commit = path.name if path.parent.name == "snapshots" else revision
     download(repo, commit, needed_files(path, part, described.split))
     for name in needed_files(path, part, described.split):

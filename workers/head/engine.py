@@ -18,6 +18,7 @@ from relay.messages import Accepted, Copy, Prefill, Round, Void, VoidReason
 from tasks.generation import FailureType, FinishReason, Outcome, StopReason
 from workers.engine.shard import HeadShard
 from workers.errors import OutOfMemory
+from workers.head.allowance import Allowance
 from workers.head.courier import Answered, Courier
 from workers.head.drafters import Drafter
 from workers.head.forward import HeadForward
@@ -96,6 +97,7 @@ class HeadEngine:
         self._policy = draft_policy(options.draft_length, options.max_draft_length)
         self._rounds = RoundMaker(self._forward, drafter, self._policy)
         self._scheduler = Scheduler(slots=options.slots, lanes=options.lanes, prefix_reuse=options.prefix_reuse)
+        self._allowance = Allowance(options.slots)
         self._lanes = Lanes(options.lanes, fixed=not options.adapt_lanes)
         self._uplink = Uplink(self._forward.bytes_per_token, options.prefill_chunk)
         self._timeline = Timeline(self._policy.costs, trace or NoTrace())
@@ -112,12 +114,16 @@ class HeadEngine:
         #: `time.perf_counter` before which no job begins
         self._admits_from = 0.0
 
-    def open(self, courier: Courier) -> None:
-        """Go on over the link of a new epoch: the tail's slots are empty, so live jobs are prefilled again."""
+    def open(self, courier: Courier, slots: int | None = None) -> None:
+        """Go on over the link of a new epoch: the tail's slots are empty, so live jobs are prefilled again.
+
+        Only the first `slots` slots are used, where the tail has fewer; jobs in others wait for one of these.
+        """
         self._courier = courier
         self._lanes.clear()
         self._timeline.clear()
         self._scheduler.forget_held()
+        self._put_back(self._scheduler.share(self._options.slots if slots is None else slots))
         for slot in self._scheduler.live():
             self._scheduler.restart(slot)
 
@@ -144,7 +150,8 @@ class HeadEngine:
                 job = self._vacate(slot)
                 self._report.finish(task_id, job.stopped(self._options.head_id, reason))
             elif waiting is not None:
-                self._report.finish(task_id, waiting.never_begun(self._options.head_id, reason))
+                ended = waiting.stopped if waiting.begun else waiting.never_begun
+                self._report.finish(task_id, ended(self._options.head_id, reason))
 
     @property
     def wants_jobs(self) -> bool:
@@ -187,12 +194,12 @@ class HeadEngine:
             self._admits_from = time.perf_counter() + CLEARED_FOR_S
         if time.perf_counter() < self._admits_from:
             return
-        for slot in self._scheduler.admit():
+        for slot in self._scheduler.admit(self._allowance.most):
             job = _job(slot)
-            job.ledger.start(self._options.wire_dtype)
             self._drafter.begin(slot.index)
             self._policy.begin(slot.index)
-            self._report.started(job.task_id)
+            if job.begin(self._options.wire_dtype):
+                self._report.started(job.task_id)
 
     def _take_jobs(self) -> None:
         while (arrived := self._source.take()) is not None:
@@ -367,16 +374,33 @@ class HeadEngine:
             self._scheduler.restart(slot)
 
     def _starved(self, slots: list[HeadSlot], message: str) -> None:
-        """There was no memory for these rows together: the longest job fails, the others begin again."""
+        """There was no memory for these rows together: fewer jobs run from now on, and the others wait for them.
+
+        A job for which there was none although it ran alone is tried once more, then it fails.
+        """
         if not slots:
             return
-        log.warning("%s", message)
-        longest = max(slots, key=lambda slot: len(_job(slot).tokens))
-        self._fail(longest, FailureType.OUT_OF_MEMORY, message)
-        for slot in slots:
-            if slot is not longest:
-                self._scheduler.restart(slot)
         free_unused(self._device)
+        running = len(self._scheduler.live())
+        most = self._allowance.fell_short(running)
+        log.warning("%s; at most %d jobs run at once now", message, most)
+        # those that have come furthest stay
+        slots = sorted(slots, key=lambda slot: -len(_job(slot).tokens))
+        stay = max(0, len(slots) - (running - most))
+        for slot in slots:
+            slot.held = NOTHING_HELD  # the tail has zeroed what it had no memory for
+        self._put_back(slots[stay:])
+        for slot in slots[:stay]:
+            job = _job(slot)
+            job.shortages += running == 1
+            if job.shortages > 1:
+                self._fail(slot, FailureType.OUT_OF_MEMORY, message)
+            else:
+                self._scheduler.restart(slot)
+
+    def _put_back(self, slots: list[HeadSlot]) -> None:
+        """The jobs of these slots go on later, in other ones, from their committed tokens."""
+        self._scheduler.put_back([self._vacate(slot) for slot in slots])
 
     def _fail(self, slot: HeadSlot, failure: FailureType, message: str) -> None:
         job = self._vacate(slot)

@@ -6,14 +6,16 @@ import logging
 import secrets
 import threading
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 
 import redis
 
 from relay.errors import LinkLost
 from relay.streams import RedisRelay
+from relay.transport import Relay, SplitClaim
 from tasks import connection, heads
 from tasks.settings import TaskSettings
+from workers.agreement import HeadsChoice
 from workers.engine.source import Part, resolve
 from workers.engine.tokenizer import generation_eos, load_tokenizer
 from workers.errors import NoTail
@@ -26,6 +28,7 @@ from workers.head.intake import Intake
 from workers.head.options import EngineOptions
 from workers.head.presence import Identity, Load, Presence
 from workers.head.prompts import PromptReader
+from workers.head.room import head_machine
 from workers.head.session import HeadOffer, Session, TailSearch
 from workers.head.stops import StopWatch
 from workers.head.trace import open_trace
@@ -56,9 +59,16 @@ def run(settings: HeadSettings) -> None:
     with (
         closing(connection.connect(tasks)) as client,
         closing(_relay(settings)) as relay,
+        ExitStack() as cleanup,
     ):
         connection.ping(client)
         relay.ping()
+        takes_fewer = settings.slots == "auto"
+        settled = settle(relay, settings, stop)
+        if settled is None:
+            return
+        settings, claim = settled
+        cleanup.callback(claim.close)
         served = ServedModel.resolve(settings, Part.HEAD, log_progress)
         with connection.translated():
             heads.register_profile(client, settings.served_name, served.profile)
@@ -66,12 +76,34 @@ def run(settings: HeadSettings) -> None:
             head=settings.head_id,
             profile=served.profile,
             split=served.split,
-            slots=settings.slots,
+            slots=settings.num_slots,
             lanes=settings.link_lanes,
             max_query=settings.max_query,
+            takes_fewer=takes_fewer,
         )
         with _assembled(settings, served, client) as worker:
             worker.serve(TailSearch(relay, offer), stop, settings.tail_timeout_s)
+
+
+def settle(relay: Relay, settings: HeadSettings, stop: threading.Event) -> tuple[HeadSettings, SplitClaim] | None:
+    """The settings with split and slots as numbers, and the word that keeps the split; None once `stop` is set.
+
+    Nothing is loaded before. Raises WorkerError, for lack of memory too, and RelayError.
+    """
+    described = ServedModel.resolve(settings, Part.DESCRIPTION, log_progress)
+    machine = head_machine(settings, described.directory)
+    split: int | None = described.split
+    if settings.split == "auto":
+        choice = HeadsChoice(relay, described.profile, machine.sizes, lambda: machine.room(settings.slots))
+        split = choice.wait(stop, settings.tail_timeout_s)
+    if split is None:
+        return None
+    claim = relay.claim_split(described.profile, split)
+    if settings.split == "auto":
+        split = claim.split  # another head may have been quicker
+    slots = machine.num_slots(settings.slots, split)
+    machine.check(split, slots)
+    return settings.model_copy(update={"split": split, "slots": slots}), claim
 
 
 def _relay(settings: HeadSettings) -> RedisRelay:
@@ -81,7 +113,7 @@ def _relay(settings: HeadSettings) -> RedisRelay:
 @contextmanager
 def _assembled(settings: HeadSettings, served: ServedModel, client: redis.Redis) -> Iterator[HeadWorker]:
     """Load everything, open the socket, start the fronts; at the end jobs go back to the queue."""
-    shard = served.load_head(slots=settings.slots, max_query=settings.max_query)
+    shard = served.load_head(slots=settings.num_slots, max_query=settings.max_query)
     drafter = load_drafter(settings, served)
     prompts = PromptReader(
         tokenizer=load_tokenizer(served.directory),
@@ -110,7 +142,7 @@ def _assembled(settings: HeadSettings, served: ServedModel, client: redis.Redis)
             stats = engine.stats()
             return Load(server.live(), server.consuming, stats.running, stats.tokens_per_s)
 
-        identity = Identity(settings.head_id, settings.served_name, served.profile, settings.slots)
+        identity = Identity(settings.head_id, settings.served_name, served.profile, settings.num_slots)
         # The fronts close before the presence ends: what they hand back needs no restoring by others.
         with (
             closing(Presence(client, identity, load)),
@@ -129,7 +161,7 @@ def engine_options(settings: HeadSettings, wire_dtype: str) -> EngineOptions:
     """What of the settings concerns the engine."""
     return EngineOptions(
         head_id=settings.head_id,
-        slots=settings.slots,
+        slots=settings.num_slots,
         draft_length=settings.draft_length,
         max_draft_length=settings.max_draft_length,
         lanes=settings.link_lanes,
@@ -147,7 +179,7 @@ def _fronts(settings: HeadSettings, address: str, authkey: bytes) -> Fronts:
         authkey,
         model=settings.served_name,
         count=settings.fronts,
-        concurrency_total=concurrency(settings.slots),
+        concurrency_total=concurrency(settings.num_slots),
         grace_s=settings.grace_s,
     )
 
@@ -163,8 +195,9 @@ def load_drafter(settings: HeadSettings, served: ServedModel) -> Drafter:
         drafter=directory,
         dtype=settings.dtype,
         device=settings.device,
-        slots=settings.slots,
+        slots=settings.num_slots,
         max_length=settings.max_length,
+        quantization=settings.drafter_quantization,
     )
 
 
@@ -193,7 +226,8 @@ class HeadWorker:
         log.info("epoch %d on tail %s: taking jobs", session.lease.epoch, session.lease.tail.tail)
         vocab_size = self._engine.vocab_size
         try:
-            self._engine.open(Courier(session.link, give_up_after_s=self.patience_s, vocab_size=vocab_size))
+            courier = Courier(session.link, give_up_after_s=self.patience_s, vocab_size=vocab_size)
+            self._engine.open(courier, session.slots)
             while not stop.is_set():
                 self._server.set_consuming(self._engine.wants_jobs)
                 self._step(session)

@@ -8,6 +8,7 @@ from typing import Literal
 import torch
 
 from workers.engine.loader import load_config, load_whole
+from workers.engine.quantization import Quantization
 from workers.errors import DrafterInvalid
 from workers.head.drafters.drafter import NOTHING, Drafter, DraftRow, Proposal
 from workers.head.drafters.hybrid import HybridDrafter
@@ -30,7 +31,7 @@ __all__ = [
 DrafterKind = Literal["none", "ngram", "suffix", "model", "hybrid"]
 
 #: tokens of a slot that the drafter's model takes in one forward while it catches up
-_CATCH_UP_CHUNK = 128
+CATCH_UP_CHUNK = 128
 
 
 def make_drafter(
@@ -42,6 +43,7 @@ def make_drafter(
     device: torch.device | str,
     slots: int,
     max_length: int,
+    quantization: Quantization = "none",
 ) -> Drafter:
     """The drafter for a head of `slots` slots of `max_length` tokens each.
 
@@ -50,6 +52,7 @@ def make_drafter(
         drafter: directory of the drafter's model, for `kind` "model" and "hybrid" only.
         dtype: of the drafter's weights and cache.
         device: where it runs.
+        quantization: of the drafter's own layers.
 
     Raises:
         DrafterInvalid: `kind` "model" or "hybrid" without a directory.
@@ -66,7 +69,13 @@ def make_drafter(
         raise DrafterInvalid(f'drafter "{kind}" needs a drafter model')
     check_same_vocabulary(target, drafter)
     model = load_whole(
-        drafter, dtype=dtype, device=device, slots=slots, max_length=max_length, max_query=_CATCH_UP_CHUNK
+        drafter,
+        dtype=dtype,
+        device=device,
+        slots=slots,
+        max_length=max_length,
+        max_query=CATCH_UP_CHUNK,
+        quantization=quantization,
     )
     modelled = ModelDrafter(model, num_tokens=load_config(target).vocab_size)
     return modelled if kind == "model" else HybridDrafter(SuffixDrafter(), modelled)
