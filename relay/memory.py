@@ -93,12 +93,12 @@ class MemorySplitClaim:
     def __init__(self, hub: MemoryHub, profile: Profile, split: int) -> None:
         self._hub = hub
         self._profile = profile
+        #: holds once this claim comes first
+        self.wanted = split
         with hub.changed:
             held = hub.claims.setdefault(profile, [])
             self._split = held[0].wanted if held else split
             held.append(self)
-        #: holds once this claim comes first
-        self.wanted = split
 
     @property
     def split(self) -> int:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+import weakref
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from tests.models import tiny_model
 from tests.pair import uncut_model
+from workers.engine import checkpoint
 from workers.engine.loader import load_head, load_tail, load_whole
 from workers.engine.quantization import Quantization
 from workers.engine.shard import Half
@@ -87,6 +90,28 @@ def test_the_bytes_of_a_quantised_half_are_those_of_all_its_tensors(
     assert tail.num_weight_bytes == expected
     tail.forward(torch.zeros(1, 2, 48, dtype=tail.dtype), torch.tensor([0]), torch.tensor([0]))
     assert tail.num_weight_bytes == expected  # the library moves scales about when a layer first runs
+
+
+@pytest.mark.parametrize("quantization", KINDS)
+@pytest.mark.parametrize("load", [load_head, load_tail])
+def test_of_what_is_to_be_quantised_one_tensor_is_held_at_a_time(
+    tmp_path: Path, load: Callable[..., Half], quantization: Quantization, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, alive = checkpoint.read_tensors, [0]
+
+    def watched(*arguments: Any) -> Iterator[tuple[str, torch.Tensor]]:
+        given: list[weakref.ref[torch.Tensor]] = []
+        for name, tensor in read(*arguments):
+            yield name, tensor
+            if "proj" in name:
+                given.append(weakref.ref(tensor))
+            del tensor
+            alive.append(sum(reference() is not None for reference in given))
+
+    monkeypatch.setattr(checkpoint, "read_tensors", watched)
+    load(tiny_model(tmp_path), 2, **CAPACITY, quantization=quantization)
+    assert len(alive) > 2 * 7
+    assert max(alive) == 1  # the loop that fills the places holds the last one
 
 
 def test_a_tensor_of_another_shape_is_named_in_a_quantised_model_too(tmp_path: Path) -> None:

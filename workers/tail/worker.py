@@ -42,7 +42,7 @@ def run(settings: TailSettings) -> None:
     relay = RedisRelay(settings.relay_url, allow_insecure=settings.allow_insecure)
     try:
         relay.ping()
-        tail = _settled(relay, settings, stop)
+        tail = settle(relay, settings, stop)
         if tail is None:
             return
         served = ServedModel.resolve(settings.model_copy(update={"split": tail.split}), Part.TAIL, log_progress)
@@ -53,7 +53,7 @@ def run(settings: TailSettings) -> None:
         relay.close()
 
 
-def _settled(relay: Relay, settings: TailSettings, stop: threading.Event) -> TailInfo | None:
+def settle(relay: Relay, settings: TailSettings, stop: threading.Event) -> TailInfo | None:
     """What the tail will announce, split and slots chosen, before anything is loaded; None once `stop` is set.
 
     Raises WorkerError, for lack of memory too, and RelayError.
