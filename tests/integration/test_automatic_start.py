@@ -115,9 +115,7 @@ def test_a_half_that_does_not_fit_is_refused_before_it_is_loaded_with_the_number
 ) -> None:
     monkeypatch.setattr(room, "free_bytes", lambda device: 1 * MIB)
     relay, stop = MemoryRelay(MemoryHub()), threading.Event()
-    with pytest.raises(
-        OutOfMemory, match=r"are needed on cpu and 0\.00 GB are free: .* of cache for 16 slots; --slots"
-    ):
+    with pytest.raises(OutOfMemory, match=r"are needed on cpu and 0\.00 GB are free: .* for 16 slots; --slots"):
         settle(relay, head_settings(directory), stop)
     with pytest.raises(OutOfMemory, match=r"of cache for 64 slots; --slots auto, --quantization nf4"):
         settle_tail(relay, tail_settings(directory), stop)
