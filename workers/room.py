@@ -131,5 +131,12 @@ class Machine:
         return FORWARD_POSITIONS * per_position + RESERVE_BYTES.get(self.device.type, 0)
 
 
+def checked_slots(machine: Machine, slots: Slots, split: int) -> int:
+    """The number of slots with this split; OutOfMemory, with the numbers, if they do not fit beside the half."""
+    number = machine.num_slots(slots, split)
+    machine.check(split, number)
+    return number
+
+
 def _gb(num_bytes: int) -> str:
     return f"{num_bytes / 1e9:.2f} GB"

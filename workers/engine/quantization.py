@@ -13,6 +13,7 @@ same bits:
 
 from __future__ import annotations
 
+import logging
 from importlib import import_module
 from typing import Any, Literal
 
@@ -34,6 +35,8 @@ def replace_linears(base: nn.Module, quantization: Quantization, dtype: torch.dt
     if quantization == "none":
         return
     linear4bit = _library(quantization).nn.Linear4bit
+    # it says at every layer of every forward that activations are cast on their way to 8 bits
+    logging.getLogger("bitsandbytes.autograd._functions").setLevel(logging.ERROR)
     integrations: Any = import_module("transformers.integrations")
     config = library_config(quantization, dtype)
     integrations.replace_with_bnb_linear(base, modules_to_not_convert=[], quantization_config=config)

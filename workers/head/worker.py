@@ -34,6 +34,7 @@ from workers.head.stops import StopWatch
 from workers.head.trace import open_trace
 from workers.pauses import exempt_loaded
 from workers.progress import log_progress
+from workers.room import checked_slots
 from workers.served import ServedModel
 from workers.settings import HeadSettings
 from workers.signals import stop_on_signals
@@ -98,11 +99,11 @@ def settle(relay: Relay, settings: HeadSettings, stop: threading.Event) -> tuple
         split = choice.wait(stop, settings.tail_timeout_s)
     if split is None:
         return None
+    slots = checked_slots(machine, settings.slots, split)
     claim = relay.claim_split(described.profile, split)
-    if settings.split == "auto":
-        split = claim.split  # another head may have been quicker
-    slots = machine.num_slots(settings.slots, split)
-    machine.check(split, slots)
+    if settings.split == "auto" and claim.split != split:  # another head was quicker
+        split = claim.split
+        slots = checked_slots(machine, settings.slots, split)
     return settings.model_copy(update={"split": split, "slots": slots}), claim
 
 

@@ -18,7 +18,7 @@ from workers.engine.shard import TailShard
 from workers.engine.source import Part
 from workers.pauses import exempt_loaded
 from workers.progress import log_progress
-from workers.room import Machine
+from workers.room import Machine, checked_slots
 from workers.served import ServedModel
 from workers.settings import MAX_QUERY, TailSettings
 from workers.signals import stop_on_signals
@@ -76,9 +76,7 @@ def settle(relay: Relay, settings: TailSettings, stop: threading.Event) -> TailI
         if agreed is None:
             return None
         split = agreed
-    slots = machine.num_slots(settings.slots, split)
-    machine.check(split, slots)
-    return replace(tail, split=split, slots=slots)
+    return replace(tail, split=split, slots=checked_slots(machine, settings.slots, split))
 
 
 class TailWorker:
