@@ -84,7 +84,7 @@ class Bench:
         self._drafter = random_model(root / "drafter", f"{prefix}drafter", arguments.dtype, arguments.device)
         settings = self._settings(1)
         served = ServedModel.resolve(settings, Part.WHOLE)
-        head, tail = served.load_whole(slots=settings.slots, max_query=settings.max_query)
+        head, tail = served.load_whole(slots=settings.num_slots, max_query=settings.max_query)
         self._head, self._relay = Head(served, head), whole_relay(served, tail)
 
     def run(self, way: Way) -> Ran:
@@ -96,13 +96,13 @@ class Bench:
             drafter=self._drafter,
             dtype=self._arguments.dtype,
             device=way.device,
-            slots=settings.slots,
+            slots=settings.num_slots,
             max_length=MAX_LENGTH,
         )
         options = replace(
             engine_options(settings, self._arguments.dtype), drafts_apart_on=way.device if way.apart else None
         )
-        for requests in (equal_jobs(settings.slots, 4), equal_jobs(settings.slots, self._arguments.tokens)):
+        for requests in (equal_jobs(settings.num_slots, 4), equal_jobs(settings.num_slots, self._arguments.tokens)):
             ran = self._head.run(requests, settings, self._relay, drafter, options)
         return ran
 

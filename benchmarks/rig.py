@@ -284,7 +284,7 @@ class Rig:
             drafter=way.drafter_model,
             dtype=settings.dtype,
             device=settings.device,
-            slots=settings.slots,
+            slots=settings.num_slots,
             max_length=self._served.profile.context,
         )
 
@@ -294,7 +294,7 @@ class Rig:
             head=settings.head_id,
             profile=self._served.profile,
             split=self._served.split,
-            slots=settings.slots,
+            slots=settings.num_slots,
             lanes=settings.link_lanes,
             max_query=MAX_QUERY,
         )

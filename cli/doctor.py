@@ -262,7 +262,8 @@ def check_wire() -> Iterator[Finding]:
     if not tails and not _needs_no_tail():
         yield warning("tails", "none is alive: start one with `shardq tail`")
     for tail in tails:
-        yield ok("tails", f"{tail.tail}, layers from {tail.split}, up to {tail.slots} slots")
+        layers = "no layers before a head has chosen the split" if tail.split is None else f"layers from {tail.split}"
+        yield ok("tails", f"{tail.tail}, {layers}, up to {tail.slots} slots")
 
 
 def _needs_no_tail() -> bool:

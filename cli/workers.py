@@ -12,6 +12,12 @@ from cli.processes import die_with_parent
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+#: options of a head that its tail is given, too
+_SHARED = (
+    *("split", "dtype", "wire_dtype", "load_format", "quantization", "device", "graphs", "deterministic"),
+    *("max_length", "slots"),
+)
+
 #: finished and running jobs that Flower keeps in memory
 FLOWER_MAX_TASKS = 10_000
 
@@ -20,7 +26,12 @@ def model_options(function: F) -> F:
     """What head and tail must be told alike."""
     options = [
         click.option("--model", metavar="MODEL", help="Directory, hub id or .gguf file.  [env: SHARDQ_MODEL]"),
-        click.option("--split", type=int, metavar="LAYER", help="First layer of the tail; the middle if not given."),
+        click.option(
+            "--split",
+            type=count_or_auto,
+            metavar="LAYER|auto",
+            help="First layer of the tail; `auto` goes by both sides' memory and pace. Default: the middle.",
+        ),
         click.option("--dtype", type=click.Choice(["float32", "float16", "bfloat16"]), help="Default: float32."),
         click.option(
             "--wire-dtype",
@@ -31,6 +42,11 @@ def model_options(function: F) -> F:
             "--load-format",
             type=click.Choice(["auto", "dummy"]),
             help="`dummy`: random weights of the model's shapes, for benchmarks; needs config and tokenizer only.",
+        ),
+        click.option(
+            "--quantization",
+            type=click.Choice(["none", "nf4", "int8"]),
+            help="Of the layers' weights, by bitsandbytes, in 4 or 8 bits; changes texts. Default: none.",
         ),
         click.option("--device", metavar="DEVICE", help="`cpu`, `cuda`, `cuda:1`, … Default: cpu."),
         click.option(
@@ -54,7 +70,12 @@ def head_options(function: F) -> F:
     """What only the head is told."""
     options = [
         click.option("--name", metavar="NAME", help="Served name. Default: the last part of MODEL."),
-        click.option("--slots", type=int, help="Jobs decoded at the same time. Default: 16."),
+        click.option(
+            "--slots",
+            type=count_or_auto,
+            metavar="N|auto",
+            help="Jobs decoded at the same time; `auto` takes as many as fit. Default: 16.",
+        ),
         click.option(
             "--draft-length",
             type=count_or_auto,
@@ -75,6 +96,11 @@ def head_options(function: F) -> F:
             "--drafter-dtype",
             type=click.Choice(["float32", "float16", "bfloat16"]),
             help="Of the drafter's model; changes no text. Default: --dtype.",
+        ),
+        click.option(
+            "--drafter-quantization",
+            type=click.Choice(["none", "nf4", "int8"]),
+            help="Of the drafter's weights; changes no text. Default: none.",
         ),
         click.option(
             "--lanes",
@@ -109,8 +135,7 @@ def worker_arguments(options: Mapping[str, Any]) -> tuple[tuple[str, ...], tuple
 
     The model is left out: whoever starts the two names it.
     """
-    alike = ("split", "dtype", "wire_dtype", "load_format", "device", "graphs", "deterministic", "max_length", "slots")
-    both = {name: options.get(name) for name in alike}
+    both = {name: options.get(name) for name in _SHARED}
     head = {name: value for name, value in options.items() if name != "model"}
     return _arguments(head), _arguments(both)
 
@@ -166,7 +191,12 @@ def head_command(**options: Any) -> None:
 @click.command("tail")
 @model_options
 @click.option("--tail-name", metavar="NAME", help="What the tail is called. Default: the host's name.")
-@click.option("--slots", type=int, help="Most slots a head may ask for. Default: 64.")
+@click.option(
+    "--slots",
+    type=count_or_auto,
+    metavar="N|auto",
+    help="Most slots a head may ask for; `auto` takes as many as fit. Default: 64.",
+)
 @relay_option
 @insecure_option
 @log_option

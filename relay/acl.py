@@ -45,8 +45,8 @@ class Grant:
 def for_tail(name: str) -> list[str]:
     """All that a tail called `name` needs: its own ids' links and presence, none of another name.
 
-    It reads what heads send up, writes what goes down, and keeps its presence. It cannot look for other tails,
-    take a lease, delete anything or run a script.
+    It reads what heads send up and where they cut their models, writes what goes down, and keeps its presence. It
+    cannot look for other tails, take a lease, delete anything or run a script.
     """
     some_id = f"{name}-????????"
     return [
@@ -55,6 +55,7 @@ def for_tail(name: str) -> list[str]:
         f"%W~shardq:link:{some_id}:*:down",
         f"%W~shardq:tail:{some_id}",
         *("+xread", "+xadd", "+set"),
+        Grant(("get",), reads=("shardq:split:*",)).rule(),
     ]
 
 
@@ -66,6 +67,7 @@ def for_head() -> list[str]:
     return [
         *LOGIN,
         "%R~shardq:tail:*",
+        "~shardq:split:*",
         "~shardq:tail:*:lease",
         "~shardq:link:*:epoch",
         "%W~shardq:link:*:up",

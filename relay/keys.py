@@ -6,10 +6,13 @@ covering those of another name: see `relay.acl`.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 import secrets
 
 from relay.errors import RelayRefused
+from relay.profile import Profile
 
 #: no colon (it separates key parts) and nothing that a glob pattern would read as more than itself
 _TAIL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
@@ -50,6 +53,12 @@ def lease(tail: str) -> str:
 def is_presence(key: str) -> bool:
     """Whether a key found by `TAILS_PATTERN` is a presence key."""
     return not key.endswith(_LEASE_SUFFIX)
+
+
+def split(profile: Profile) -> str:
+    """The first layer of the tail's half, as living heads of this profile cut; expires soon after its last refresh."""
+    text = json.dumps(profile.to_json(), sort_keys=True)
+    return f"shardq:split:{hashlib.sha256(text.encode()).hexdigest()[:32]}"
 
 
 def epoch(tail: str) -> str:

@@ -18,7 +18,8 @@ from relay.codec import MAX_FRAME_BYTES, encode
 from relay.errors import LinkLost
 from relay.inbox import Inbox
 from relay.messages import Downward, Error, Hello, Message, Prefill, Release, Round, Upward, Verdict, Welcome
-from relay.transport import Announcement, HeadLink, Lease, Received, TailInfo, TailLink
+from relay.profile import Profile
+from relay.transport import Announcement, HeadLink, Lease, Received, SplitClaim, TailInfo, TailLink
 
 R = TypeVar("R", bound=Message)
 S = TypeVar("S", bound=Message)
@@ -47,6 +48,8 @@ class MemoryHub:
         self.leases: dict[str, MemoryLease] = {}
         self.counters: dict[str, int] = {}
         self.epochs: dict[str, _Epoch] = {}
+        #: of every profile; the first one holds
+        self.claims: dict[Profile, list[MemorySplitClaim]] = {}
 
     def vanish(self, tail: str) -> None:
         """The tail's presence lapses, as after a kill."""
@@ -82,6 +85,32 @@ class MemoryAnnouncement:
 
     def close(self) -> None:
         self._hub.vanish(self._tail.tail)
+
+
+class MemorySplitClaim:
+    """Implements `transport.SplitClaim`."""
+
+    def __init__(self, hub: MemoryHub, profile: Profile, split: int) -> None:
+        self._hub = hub
+        self._profile = profile
+        #: holds once this claim comes first
+        self.wanted = split
+        with hub.changed:
+            held = hub.claims.setdefault(profile, [])
+            self._split = held[0].wanted if held else split
+            held.append(self)
+
+    @property
+    def split(self) -> int:
+        return self._split
+
+    def close(self) -> None:
+        with self._hub.changed:
+            held = self._hub.claims.get(self._profile, [])
+            if self in held:
+                kept = held[0].wanted
+                held.remove(self)
+                held.sort(key=lambda claim: claim.wanted != kept)  # whoever cuts alike keeps the word
 
 
 class MemoryLease:
@@ -162,6 +191,7 @@ class MemoryRelay:
         self._compress = compress
         #: a presence stands until it is withdrawn, whether or not its maker keeps the announcement
         self._announcements: list[MemoryAnnouncement] = []
+        self._claims: list[MemorySplitClaim] = []
         self._links: weakref.WeakSet[_Closable] = weakref.WeakSet()
         self._leases: weakref.WeakSet[MemoryLease] = weakref.WeakSet()
 
@@ -193,6 +223,16 @@ class MemoryRelay:
     def tails(self) -> list[TailInfo]:
         with self._hub.changed:
             return [self._hub.tails[tail] for tail in sorted(self._hub.tails)]
+
+    def claim_split(self, profile: Profile, split: int) -> SplitClaim:
+        claim = MemorySplitClaim(self._hub, profile, split)
+        self._claims.append(claim)
+        return claim
+
+    def split_of(self, profile: Profile) -> int | None:
+        with self._hub.changed:
+            held = self._hub.claims.get(profile)
+            return held[0].wanted if held else None
 
     def lease(self, head: str, tail: TailInfo) -> Lease | None:
         """None too if the tail is gone."""
@@ -226,9 +266,13 @@ class MemoryRelay:
         return link
 
     def close(self) -> None:
-        """Announcements are withdrawn, leases released, links closed."""
-        for closable in (*self._announcements, *self._links):
-            closable.close()
+        """Announcements and claims are withdrawn, leases released, links closed."""
+        for announcement in self._announcements:
+            announcement.close()
+        for claim in self._claims:
+            claim.close()
+        for link in self._links:
+            link.close()
         for lease in list(self._leases):
             lease.release()
 

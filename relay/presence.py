@@ -12,7 +12,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, cast
 
 import redis
@@ -83,6 +83,7 @@ class Presence:
                 "slots": t.slots,
                 "max_query": t.max_query,
                 "pulse": t.pulse,
+                "room": None if t.room is None else asdict(t.room),
                 "epoch": self.epoch,
             }
         ).encode()

@@ -31,10 +31,12 @@ from relay.errors import FrameInvalid, LinkLost
 from relay.inbox import Inbox, log
 from relay.messages import Downward, Error, Hello, Message, Prefill, Release, Round, Upward, Verdict, Welcome
 from relay.presence import MAX_EPOCH, RedisAnnouncement, RedisLease, living_tails, take_lease
+from relay.profile import Profile
 from relay.reader import FrameReader
 from relay.settings import RelaySettings
+from relay.splits import RedisSplitClaim, claimed_split
 from relay.tls import address_of
-from relay.transport import Announcement, HeadLink, Lease, Received, TailInfo, TailLink
+from relay.transport import Announcement, HeadLink, Lease, Received, SplitClaim, TailInfo, TailLink
 from relay.writer import FIRST_ENTRY_ID, FRAME_FIELD, FrameWriter
 
 #: most hellos read with one command; a head leaves one
@@ -205,6 +207,14 @@ class RedisRelay:
 
     def tails(self) -> list[TailInfo]:
         return living_tails(self._connections)
+
+    def claim_split(self, profile: Profile, split: int) -> SplitClaim:
+        claim = RedisSplitClaim(self._connections, profile, split, self._settings)
+        self._open.add(claim)
+        return claim
+
+    def split_of(self, profile: Profile) -> int | None:
+        return claimed_split(self._connections, profile)
 
     def lease(self, head: str, tail: TailInfo) -> Lease | None:
         """None too if the tail is gone."""

@@ -8,6 +8,7 @@ from typing import Generic, Protocol, TypeVar
 
 from relay.messages import Downward, Hello, Upward
 from relay.profile import Profile
+from relay.room import Room
 
 M = TypeVar("M")
 
@@ -19,11 +20,14 @@ class TailInfo:
     #: unique per process
     tail: str
     profile: Profile
-    split: int
+    #: None: the tail waits for a head to choose one, and has loaded nothing yet
+    split: int | None
     slots: int
     max_query: int
     #: seconds since the epoch at which the tail's round loop last turned
     pulse: float
+    #: what a tail that waits for its split has for it
+    room: Room | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +100,17 @@ class Lease(Protocol):
         """Give the tail back; safe to call twice."""
 
 
+class SplitClaim(Protocol):
+    """A head's word on where its model is cut, kept alive by a thread until closed."""
+
+    @property
+    def split(self) -> int:
+        """The split that holds: that of the head that was first."""
+
+    def close(self) -> None:
+        """Let the word lapse, as soon as no other head keeps it; safe to call twice."""
+
+
 class HeadRelay(Protocol):
     """What a head asks of the relay."""
 
@@ -111,6 +126,12 @@ class HeadRelay(Protocol):
 
 class Relay(HeadRelay, Protocol):
     """One process' access to the relay."""
+
+    def claim_split(self, profile: Profile, split: int) -> SplitClaim:
+        """Head: make known where models of this profile are cut, unless another living head has done so."""
+
+    def split_of(self, profile: Profile) -> int | None:
+        """Where living heads cut models of this profile; None if there are none."""
 
     def announce(self, tail: TailInfo) -> Announcement:
         """Tail: make this tail known until the announcement is closed."""

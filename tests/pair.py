@@ -9,6 +9,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
+from unittest.mock import patch
 
 import torch
 from transformers import AutoModelForCausalLM
@@ -19,6 +20,7 @@ from relay.transport import TailInfo
 from tasks.generation import GenerationRequest, GenerationTask, Outcome
 from tests.processors import SharedNoise, library_processors
 from workers.engine.loader import load_head, load_tail
+from workers.engine.quantization import Quantization, library_config
 from workers.engine.shard import HeadShard, TailShard
 from workers.engine.tokenizer import generation_eos, load_tokenizer
 from workers.head.courier import Courier
@@ -48,9 +50,19 @@ class Halves:
     prompts: PromptReader
 
     @classmethod
-    def load(cls, directory: Path, split: int, *, slots: int, max_length: int, graphs: bool = False) -> Halves:
-        head = load_head(directory, split, slots=slots, max_length=max_length, max_query=MAX_QUERY, graphs=graphs)
-        tail = load_tail(directory, split, slots=slots, max_length=max_length, max_query=MAX_QUERY, graphs=graphs)
+    def load(
+        cls,
+        directory: Path,
+        split: int,
+        *,
+        slots: int,
+        max_length: int,
+        quantization: Quantization = "none",
+        graphs: bool = False,
+    ) -> Halves:
+        sizes: dict[str, Any] = {"slots": slots, "max_length": max_length, "max_query": MAX_QUERY}
+        head = load_head(directory, split, **sizes, quantization=quantization, graphs=graphs)
+        tail = load_tail(directory, split, **sizes, quantization=quantization, graphs=graphs)
         prompts = PromptReader(
             tokenizer=load_tokenizer(directory),
             eos=generation_eos(directory),
@@ -214,11 +226,25 @@ class Reference:
     logprobs: torch.Tensor
 
 
+def uncut_model(directory: Path, quantization: Quantization = "none") -> Any:
+    """The library's own causal model in float32, quantised by the library where asked for."""
+    if quantization == "none":
+        return AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
+    # both sides compute in float32, also on a CPU on which bitsandbytes would rather take bfloat16
+    with patch("bitsandbytes.nn.modules.has_avx512bf16", lambda: False):
+        return AutoModelForCausalLM.from_pretrained(
+            directory,
+            dtype=torch.float32,
+            quantization_config=library_config(quantization, torch.float32),
+            device_map="cpu",
+        )
+
+
 class UncutModel:
     """The library's own model in one piece: `generate`, which takes the best token after everything done to logits."""
 
-    def __init__(self, directory: Path, prompts: PromptReader) -> None:
-        self._model: Any = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
+    def __init__(self, directory: Path, prompts: PromptReader, quantization: Quantization = "none") -> None:
+        self._model = uncut_model(directory, quantization)
         self._prompts = prompts
 
     @torch.inference_mode()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import torch
 
@@ -13,6 +14,9 @@ from workers.errors import OutOfMemory
 _WORDS = ("out of memory", "not enough memory", "can't allocate memory", "cannot allocate memory", "alloc_failed")
 #: characters of torch's own text that are worth showing
 _LONGEST_TEXT = 300
+#: what the kernel says of the host's memory, and a container of its own limit and of what it has used of it
+_MEMINFO = Path("/proc/meminfo")
+_CGROUP = Path("/sys/fs/cgroup")
 
 
 @contextmanager
@@ -38,6 +42,28 @@ def free_unused(device: torch.device) -> None:
     """Give back what torch keeps of the device's memory for later: what others hold may then fit beside it."""
     if device.type == "cuda":
         torch.cuda.empty_cache()
+
+
+def free_bytes(device: torch.device) -> int | None:
+    """Bytes that are free on the device or, for the CPU, on the host; None where nobody tells."""
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return free + kept
+    if device.type != "cpu" or not _MEMINFO.is_file():
+        return None
+    lines = dict(line.split(":", 1) for line in _MEMINFO.read_text().splitlines())
+    available = int(lines["MemAvailable"].split()[0]) << 10
+    limit, used = (_cgroup_bytes(name) for name in ("memory.max", "memory.current"))
+    return available if limit is None or used is None else max(0, min(available, limit - used))
+
+
+def _cgroup_bytes(name: str) -> int | None:
+    try:
+        text = (_CGROUP / name).read_text().strip()
+    except OSError:
+        return None
+    return int(text) if text.isdecimal() else None
 
 
 def _numbers(error: BaseException, device: torch.device) -> str:

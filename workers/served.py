@@ -15,7 +15,8 @@ from workers.engine.loader import LoadFormat, load_head, load_tail
 from workers.engine.shard import HeadShard, TailShard
 from workers.engine.source import Part, resolve
 from workers.errors import DeviceUnavailable, ModelUnsupported
-from workers.settings import WorkerSettings, is_gpu
+from workers.memory import memory_watched
+from workers.settings import Quantization, WorkerSettings, is_gpu
 
 log = logging.getLogger(__name__)
 
@@ -30,9 +31,10 @@ class ServedModel:
     split: int
     num_layers: int
     device: str
+    quantization: Quantization
     #: see `workers.settings.WorkerSettings`
-    load_format: LoadFormat = "auto"
-    graphs: bool = False
+    load_format: LoadFormat
+    graphs: bool
 
     @classmethod
     def resolve(
@@ -41,7 +43,8 @@ class ServedModel:
         """Find (convert, fetch) the model. Raises WorkerError."""
         check_device(settings.device)
         dummy = settings.load_format == "dummy"
-        found = resolve(settings.model, part, settings.split, weights=not dummy, progress=progress)
+        part = Part.DESCRIPTION if dummy else part
+        found = resolve(settings.model, part, settings.given_split, progress=progress)
         if settings.max_length > found.context:
             raise ModelUnsupported(
                 f"max_length {settings.max_length} is beyond the model's own context of {found.context} tokens"
@@ -49,46 +52,58 @@ class ServedModel:
         profile = Profile(
             fingerprint=fingerprint(found.path, dummy=dummy),
             dtype=settings.dtype,
-            quantization="none",
+            quantization=settings.quantization,
             wire_dtype=settings.wire_dtype or settings.dtype,
             deterministic=settings.deterministic,
             context=settings.max_length,
         )
-        graphs = settings.graphs and is_gpu(settings.device)
-        return cls(found.path, profile, found.split, found.num_layers, settings.device, settings.load_format, graphs)
+        return cls(
+            found.path,
+            profile,
+            found.split,
+            found.num_layers,
+            device=settings.device,
+            quantization=settings.quantization,
+            load_format=settings.load_format,
+            graphs=settings.graphs and is_gpu(settings.device),
+        )
 
     def load_head(self, *, slots: int, max_query: int) -> HeadShard:
         """The first half, with a cache of `slots` slots."""
         log.info("loading layers 0 to %d of %s", self.split - 1, self.directory)
-        return load_head(
-            self.directory,
-            self.split,
-            dtype=self.profile.dtype,
-            device=self.device,
-            slots=slots,
-            max_length=self.profile.context,
-            max_query=max_query,
-            load_format=self.load_format,
-            graphs=self.graphs,
-            exact=self.profile.deterministic,
-        )
+        with memory_watched(torch.device(self.device)):
+            return load_head(
+                self.directory,
+                self.split,
+                dtype=self.profile.dtype,
+                device=self.device,
+                slots=slots,
+                max_length=self.profile.context,
+                max_query=max_query,
+                quantization=self.quantization,
+                load_format=self.load_format,
+                graphs=self.graphs,
+                exact=self.profile.deterministic,
+            )
 
     def load_tail(self, *, slots: int, max_query: int, embedding: torch.Tensor | None = None) -> TailShard:
         """The second half, with a cache of `slots` slots; `embedding` as in `workers.engine.loader.load_tail`."""
         log.info("loading layers %d to %d of %s", self.split, self.num_layers - 1, self.directory)
-        return load_tail(
-            self.directory,
-            self.split,
-            dtype=self.profile.dtype,
-            device=self.device,
-            slots=slots,
-            max_length=self.profile.context,
-            max_query=max_query,
-            load_format=self.load_format,
-            graphs=self.graphs,
-            exact=self.profile.deterministic,
-            embedding=embedding,
-        )
+        with memory_watched(torch.device(self.device)):
+            return load_tail(
+                self.directory,
+                self.split,
+                dtype=self.profile.dtype,
+                device=self.device,
+                slots=slots,
+                max_length=self.profile.context,
+                max_query=max_query,
+                quantization=self.quantization,
+                load_format=self.load_format,
+                graphs=self.graphs,
+                exact=self.profile.deterministic,
+                embedding=embedding,
+            )
 
     def load_whole(self, *, slots: int, max_query: int) -> tuple[HeadShard, TailShard]:
         """Both halves; embeddings that are tied to the LM head are held once."""

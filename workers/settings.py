@@ -18,6 +18,10 @@ SPLIT_CHUNK, WHOLE_CHUNK = 64, 256
 #: tokens of prefill between two rounds of a whole model: rounds are worth the more, the more rows they have
 WHOLE_PREFILL = 1024
 
+Quantization = Literal["none", "nf4", "int8"]
+Split = Annotated[int, Field(ge=1)] | Literal["auto"]
+Slots = Annotated[int, Field(ge=1)] | Literal["auto"]
+
 
 class WorkerSettings(BaseSettings):
     """What both halves need to know. Each field is also the environment variable `SHARDQ_<FIELD>`."""
@@ -27,8 +31,8 @@ class WorkerSettings(BaseSettings):
 
     #: Hugging Face directory, hub id or GGUF file of the target model
     model: str
-    #: first layer of the tail's half; None cuts in the middle
-    split: int | None = Field(default=None, ge=1)
+    #: first layer of the tail's half; None cuts in the middle, "auto" asks both machines' memory and pace
+    split: Split | None = None
     dtype: Literal["float32", "float16", "bfloat16"] = "float32"
     #: dtype of the hidden states between head and tail; None: that of `dtype`. Narrower ones change logits, so both
     #: halves must agree
@@ -36,6 +40,8 @@ class WorkerSettings(BaseSettings):
     #: "dummy" takes random weights of the model's shapes instead of its own, for benchmarks: only config and tokenizer
     #: need be there. The drafter's model likewise
     load_format: Literal["auto", "dummy"] = "auto"
+    #: of the linear layers' weights; both halves must agree
+    quantization: Quantization = "none"
     device: str = "cpu"
     #: on a GPU, record computations once per shape and replay them, with fused kernels where the model allows
     graphs: bool = True
@@ -48,6 +54,11 @@ class WorkerSettings(BaseSettings):
     max_length: int = Field(default=1024, ge=16)
     #: allow a Redis without password at an address other than this machine's own
     allow_insecure: bool = False
+
+    @property
+    def given_split(self) -> int | None:
+        """The split as far as it is known; None is the middle."""
+        return None if self.split == "auto" else self.split
 
 
 class HeadSettings(WorkerSettings):
@@ -62,8 +73,8 @@ class HeadSettings(WorkerSettings):
     #: stable over restarts: it owns this head's unacknowledged messages
     head_id: str = Field(default_factory=socket.gethostname)
     broker_url: str = Field(default="redis://127.0.0.1:6379/0", repr=False)
-    #: jobs decoded at the same time
-    slots: int = Field(default=16, ge=1)
+    #: jobs decoded at the same time; "auto": as many as fit beside the weights
+    slots: Slots = 16
     #: tokens drafted per row and round; 0 decodes plainly, "auto" asks measured acceptance and costs, row by row
     draft_length: Annotated[int, Field(ge=0, le=64)] | Literal["auto"] = "auto"
     #: the longest draft that "auto" considers
@@ -76,6 +87,8 @@ class HeadSettings(WorkerSettings):
     drafter_device: str | None = None
     #: of the drafter's weights and cache; None: `dtype`. It changes drafts, never texts
     drafter_dtype: Literal["float32", "float16", "bfloat16"] | None = None
+    #: of the drafter's own linear layers
+    drafter_quantization: Quantization = "none"
     #: rounds in flight at the same time; "auto" asks measured times
     lanes: Annotated[int, Field(ge=1, le=MAX_LANES)] | Literal["auto"] = "auto"
     #: most lanes that "auto" uses
@@ -94,6 +107,11 @@ class HeadSettings(WorkerSettings):
     grace_s: float = Field(default=10.0, ge=0)
     #: file for a timeline of draft, head, link and tail of every round (Chrome trace format); None writes none
     trace: str | None = None
+
+    @property
+    def num_slots(self) -> int:
+        """The number of slots. Raises ValueError as long as "auto" was not replaced by what it comes to."""
+        return int(self.slots)
 
     @property
     def max_query(self) -> int:
@@ -150,8 +168,8 @@ class TailSettings(WorkerSettings):
     """The tail: second half, LM head, sampling and verification."""
 
     tail_name: str = Field(default_factory=socket.gethostname)
-    #: most slots a head may ask for
-    slots: int = Field(default=64, ge=1)
+    #: most slots a head may ask for; "auto": as many as fit beside the weights
+    slots: Slots = 64
 
 
 def _index(device: str) -> str:

@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 import redis
@@ -15,6 +15,7 @@ from relay import keys
 from relay.errors import FrameInvalid, LinkLost
 from relay.memory import MemoryHub, MemoryRelay
 from relay.messages import DTYPE_BYTES, Hello, Prefill, Release, Round, Sampling, Tensor, Verdict, Welcome
+from relay.room import Room
 from relay.settings import RelaySettings
 from relay.streams import RedisRelay
 from relay.transport import HeadLink, Lease, Relay, TailInfo, TailLink
@@ -115,6 +116,39 @@ def test_the_pulse_of_the_round_loop_reaches_heads(world: World) -> None:
     time.sleep(0.5)
     (seen,) = head.tails()
     assert seen.pulse >= before
+
+
+def test_a_tail_that_waits_for_its_split_is_listed_with_its_room(world: World) -> None:
+    head, tail = world.process(), world.process()
+    info = replace(tail_info(), split=None, room=Room(10**10, 4096, 17, 4, 0.001, 0.5))
+    tail.announce(info)
+    assert head.tails() == [info]
+
+
+def test_the_split_that_a_head_claims_is_known_as_long_as_it_keeps_it(world: World) -> None:
+    head, tail = world.process(), world.process()
+    assert tail.split_of(PROFILE) is None
+    claim = head.claim_split(PROFILE, 7)
+    assert claim.split == 7
+    time.sleep(2 * QUICK.ttl_s)
+    assert tail.split_of(PROFILE) == 7
+    assert tail.split_of(replace(PROFILE, quantization="nf4")) is None
+    claim.close()
+    claim.close()
+    time.sleep(1.2 * QUICK.ttl_s)
+    assert tail.split_of(PROFILE) is None
+
+
+def test_the_first_heads_split_holds_until_no_head_keeps_it_and_then_the_next_ones(world: World) -> None:
+    first, second, third = (world.process() for _ in range(3))
+    claims = [first.claim_split(PROFILE, 7), second.claim_split(PROFILE, 9), third.claim_split(PROFILE, 7)]
+    assert [claim.split for claim in claims] == [7, 7, 7]
+    claims[0].close()
+    time.sleep(2 * QUICK.ttl_s)
+    assert second.split_of(PROFILE) == 7
+    third.close()
+    time.sleep(2 * QUICK.ttl_s)
+    assert first.split_of(PROFILE) == 9
 
 
 def test_a_leased_tail_is_still_listed_but_leased_once(world: World) -> None:

@@ -363,7 +363,7 @@ def test_every_text_is_the_models_own_whatever_the_wire_does_to_frames_and_the_e
     assert {number for number, outcome in enumerate(ended) if outcome.stopped} <= stops.keys()
     failures = [outcome.failure for outcome in ended if outcome.failure]
     assert set(failures) <= {FailureType.OUT_OF_MEMORY}
-    assert len(failures) <= shortages
+    assert len(failures) <= shortages // 2  # a job that is alone is tried twice
 
 
 def assert_whole(outcome: Outcome, prompt: Sequence[int], count: int, sampling: Sampling = GREEDY) -> None:
@@ -530,36 +530,150 @@ def test_a_job_that_waits_is_stopped_without_text_and_one_that_is_not_here_is_no
     assert list(outcomes.finished["job0.1"].token_ids) == reference([1, 2], 5)
 
 
-def engine_of(slots: int, line: Line, outcomes: Outcomes, *, head: FakeHalf | None = None) -> HeadEngine:
+def engine_of(
+    slots: int,
+    line: Line,
+    outcomes: Outcomes,
+    *,
+    head: FakeHalf | None = None,
+    tail: FakeHalf | None = None,
+    lanes: int = 1,
+) -> HeadEngine:
     """An engine on a good wire to a tail of its own."""
     engine = HeadEngine(
         head or FakeHead(slots),  # type: ignore[arg-type]
         FakeDrafter(random.Random(0), 0.5),
         line,
         outcomes,
-        options(slots=slots, draft_length=3, lanes=1),
+        options(slots=slots, draft_length=3, lanes=lanes),
     )
-    wire = BadWire(TailEngine(FakeTail(slots), slots=slots, max_query=32), random.Random(0), [0])  # type: ignore[arg-type]
+    tail_engine = TailEngine(tail or FakeTail(slots), slots=slots, max_query=32)  # type: ignore[arg-type]
+    wire = BadWire(tail_engine, random.Random(0), [0])
     engine.open(Courier(wire, clock=wire.clock))  # type: ignore[arg-type]
     return engine
 
 
-def test_where_the_head_has_no_memory_for_a_round_the_longest_job_fails_with_the_numbers() -> None:
-    outcomes, head = Outcomes(), FakeHead(3)
-    engine = engine_of(3, Line(job(number, [number] * (2 + 9 * number), 8) for number in range(3)), outcomes, head=head)
-    while len(outcomes.begun) < 3 or engine._scheduler.num_rows < 3:
+class Narrow:
+    """There is memory for so many rows in one forward and no more; counts the forwards that found none."""
+
+    def __init__(self, most_rows: int) -> None:
+        self.most_rows, self.num_failed = most_rows, 0
+
+    def refuses(self, rows: int) -> None:
+        if rows > self.most_rows:
+            self.num_failed += 1
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB, 1.00 GiB is free.")
+
+
+class NarrowHead(FakeHead):
+    def __init__(self, slots: int, narrow: Narrow) -> None:
+        super().__init__(slots)
+        self.narrow = narrow
+
+    def forward(self, tokens: torch.Tensor, slots: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:
+        self.narrow.refuses(len(tokens))
+        return super().forward(tokens, slots, starts)
+
+
+class NarrowTail(FakeTail):
+    def __init__(self, slots: int, narrow: Narrow) -> None:
+        super().__init__(slots)
+        self.narrow = narrow
+
+    def forward(self, hidden: torch.Tensor, slots: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:
+        self.narrow.refuses(len(hidden))
+        return super().forward(hidden, slots, starts)
+
+
+@pytest.mark.parametrize("half", ["head", "tail"])
+@pytest.mark.parametrize("most_rows", [1, 2])
+@pytest.mark.parametrize("lanes", [1, 2])
+def test_jobs_for_which_there_is_no_memory_together_are_done_fewer_at_a_time_and_none_fails(
+    half: str, most_rows: int, lanes: int
+) -> None:
+    slots, num_jobs, outcomes, narrow = 6, 9, Outcomes(), Narrow(most_rows)
+    prompts = [[number] * (2 + 3 * number) for number in range(num_jobs)]
+    line = Line(job(number, prompt, 8) for number, prompt in enumerate(prompts))
+    engine = engine_of(
+        slots,
+        line,
+        outcomes,
+        lanes=lanes,
+        head=NarrowHead(slots, narrow) if half == "head" else None,
+        tail=NarrowTail(slots, narrow) if half == "tail" else None,
+    )
+    while len(outcomes.finished) < num_jobs:
         engine.step()
-    shortage = Shortage(random.Random(0), 1)
-    shortage.rng.random = lambda: 0.0  # type: ignore[method-assign]
-    head.shortage = shortage
-    while len(outcomes.finished) < 3:
+    for number, prompt in enumerate(prompts):
+        outcome = outcomes.finished[f"job{number}.1"]
+        assert outcome.failure is None, outcome.failure_message
+        assert list(outcome.token_ids) == reference(prompt, 8)
+    assert 1 <= narrow.num_failed <= 20  # the tail first tries rounds together that wait together
+    assert sorted(outcomes.begun) == [f"job{number}.1" for number in range(num_jobs)]  # each was told of once
+
+
+def test_a_job_for_which_there_is_no_memory_even_alone_fails_with_the_numbers_and_no_other_one() -> None:
+    class ShortHead(FakeHead):
+        def forward(self, tokens: torch.Tensor, slots: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:
+            if int(starts.max()) + tokens.shape[1] > 40:
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB, 1.00 GiB is free.")
+            return super().forward(tokens, slots, starts)
+
+    outcomes = Outcomes()
+    prompts = [[1] * 4, [2] * 45, [3] * 9, [4] * 6]
+    line = Line(job(number, prompt, 8) for number, prompt in enumerate(prompts))
+    engine = engine_of(3, line, outcomes, head=ShortHead(3))
+    while len(outcomes.finished) < len(prompts):
         engine.step()
-    failed = outcomes.finished["job2.1"]
+    failed = outcomes.finished["job1.1"]
     assert failed.failure is FailureType.OUT_OF_MEMORY
     assert failed.failure_message is not None
     assert "Tried to allocate 2.00 GiB" in failed.failure_message
-    for number in (0, 1):
-        assert list(outcomes.finished[f"job{number}.1"].token_ids) == reference([number] * (2 + 9 * number), 8)
+    for number in (0, 2, 3):
+        assert list(outcomes.finished[f"job{number}.1"].token_ids) == reference(prompts[number], 8)
+
+
+def test_a_single_lack_of_memory_costs_a_lone_job_nothing_but_time() -> None:
+    outcomes, head = Outcomes(), FakeHead(1)
+    engine = engine_of(1, Line([job(0, [5, 6], 8)]), outcomes, head=head)
+    shortage = Shortage(random.Random(0), 1)
+    shortage.rng.random = lambda: 0.0  # type: ignore[method-assign]
+    head.shortage = shortage
+    while not outcomes.finished:
+        engine.step()
+    assert shortage.left == 0
+    assert list(outcomes.finished["job0.1"].token_ids) == reference([5, 6], 8)
+
+
+def test_a_stopped_job_that_waits_for_memory_keeps_the_text_it_has() -> None:
+    narrow, outcomes = Narrow(99), Outcomes()
+    engine = engine_of(2, Line([job(0, [1, 2], 30), job(1, [1, 3], 30)]), outcomes, head=NarrowHead(2, narrow))
+    while engine._scheduler.num_rows < 2:
+        engine.step()
+    narrow.most_rows = 1
+    while not engine._scheduler.num_waiting:
+        engine.step()
+    (waiting,) = {"job0.1", "job1.1"} - {slot.job.task_id for slot in engine._scheduler.live() if slot.job}
+    engine.stop(waiting, StopReason.CANCELLED)
+    engine.step()
+    outcome = outcomes.finished[waiting]
+    assert outcome.token_ids
+    assert_partial(outcome, reference([1, 2] if waiting == "job0.1" else [1, 3], 30))
+
+
+def test_with_a_tail_of_fewer_slots_the_jobs_beyond_wait_for_one() -> None:
+    outcomes = Outcomes()
+    engine = engine_of(4, Line(job(number, [number, 2], 12) for number in range(6)), outcomes)
+    while engine._scheduler.num_rows < 4:
+        engine.step()
+    tail = TailEngine(FakeTail(2), slots=2, max_query=32)  # type: ignore[arg-type]
+    wire = BadWire(tail, random.Random(0), [0])
+    engine.open(Courier(wire, clock=wire.clock), 2)  # type: ignore[arg-type]
+    while len(outcomes.finished) < 6:
+        engine.step()
+        assert all(slot.index < 2 for slot in engine._scheduler.live())
+    for number in range(6):
+        assert list(outcomes.finished[f"job{number}.1"].token_ids) == reference([number, 2], 12)
 
 
 def test_a_perfect_drafter_on_a_good_wire_commits_a_full_draft_and_one_token_every_round() -> None:

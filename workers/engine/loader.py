@@ -1,14 +1,14 @@
 """Loading one half of a model: only its own layers ever come into memory.
 
 A half is the library's own base model of a shortened config, built without memory on the meta device, into
-which the wanted tensors are read one by one under shifted layer numbers.
+which the wanted tensors are read one by one under shifted layer numbers, and quantised as they come.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -23,6 +23,7 @@ from workers.engine.attention import GROUPED, register_grouped_attention
 from workers.engine.checkpoint import EMBEDDING, LM_HEAD
 from workers.engine.dummy import DummyWeights
 from workers.engine.families import Family, family_of, shorten
+from workers.engine.quantization import Quantization, is_quantised, quantised, replace_linears
 from workers.engine.shard import Capacity, HeadShard, Mode, TailShard, WholeModel
 from workers.errors import ModelDamaged, ModelNotFound, ModelUnsupported, SplitInvalid
 
@@ -48,6 +49,7 @@ def load_head(
     graphs: bool = False,
     exact: bool = False,
     load_format: LoadFormat = "auto",
+    quantization: Quantization = "none",
 ) -> HeadShard:
     """Embeddings and layers [0, split). Errors: ModelNotFound, ModelUnsupported, ModelDamaged, SplitInvalid.
 
@@ -55,7 +57,7 @@ def load_head(
     per shape; `exact` see `Mode`.
     """
     capacity, mode = Capacity(slots, max_length, max_query), Mode(graphs, exact)
-    plan = _plan(directory, dtype, device, capacity, attention, mode, load_format)
+    plan = _plan(directory, dtype, device, capacity, attention, mode, load_format, quantization)
     check_split(split, plan.config.num_hidden_layers)
     base, short = _load_base(plan, 0, split, embeddings=True, final_norm=False)
     return HeadShard(base, short, plan.family, plan.capacity, eager=plan.eager, mode=plan.mode)
@@ -74,6 +76,7 @@ def load_tail(
     graphs: bool = False,
     exact: bool = False,
     load_format: LoadFormat = "auto",
+    quantization: Quantization = "none",
     embedding: Tensor | None = None,
 ) -> TailShard:
     """Layers [split, L), final norm and LM head; no embeddings, unless tied ones serve as LM head.
@@ -81,7 +84,7 @@ def load_tail(
     `embedding`: the head's, if it is in this process: tied ones are shared with it, not read again.
     """
     capacity, mode = Capacity(slots, max_length, max_query), Mode(graphs, exact)
-    plan = _plan(directory, dtype, device, capacity, attention, mode, load_format)
+    plan = _plan(directory, dtype, device, capacity, attention, mode, load_format, quantization)
     check_split(split, plan.config.num_hidden_layers)
     base, short = _load_base(plan, split, plan.config.num_hidden_layers, embeddings=False, final_norm=True)
     if plan.family.embedding_scale is not None:
@@ -103,10 +106,11 @@ def load_whole(
     graphs: bool = False,
     exact: bool = False,
     load_format: LoadFormat = "auto",
+    quantization: Quantization = "none",
 ) -> WholeModel:
     """All layers with embeddings and LM head: a drafter, or a model that fits one machine."""
     capacity, mode = Capacity(slots, max_length, max_query), Mode(graphs, exact)
-    plan = _plan(directory, dtype, device, capacity, attention, mode, load_format)
+    plan = _plan(directory, dtype, device, capacity, attention, mode, load_format, quantization)
     base, short = _load_base(plan, 0, plan.config.num_hidden_layers, embeddings=True, final_norm=True)
     lm_head = _load_lm_head(plan, base.get_parameter(EMBEDDING))
     return WholeModel(base, lm_head, short, plan.family, plan.capacity, eager=plan.eager, mode=plan.mode)
@@ -123,7 +127,10 @@ def load_config(directory: Path | str) -> PreTrainedConfig:
         content = json.loads((path / "config.json").read_text(encoding="utf-8"))
         family_of(content.get("text_config", content).get("model_type"))
         if "quantization_config" in content:
-            raise ModelUnsupported(f"{path} is quantised already; shardq reads unquantised weights")
+            raise ModelUnsupported(
+                f"{path} is quantised already: take the model's original, unquantised weights, "
+                "and let shardq quantise them with --quantization nf4 or int8"
+            )
         config: PreTrainedConfig = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
     except (ValueError, KeyError, AttributeError, OSError) as error:
         reason = str(error).strip().splitlines()[0]
@@ -159,6 +166,7 @@ class _Plan:
     capacity: Capacity
     eager: bool
     mode: Mode
+    quantization: Quantization
 
 
 def _plan(
@@ -169,6 +177,7 @@ def _plan(
     attention: Attention | None,
     mode: Mode,
     load_format: LoadFormat,
+    quantization: Quantization,
 ) -> _Plan:
     config = load_config(directory)
     family = family_of(config.model_type)
@@ -181,22 +190,26 @@ def _plan(
         files=files,
         dummy=dummy,
         prefix=_text_prefix(files),
-        dtype=dtype if isinstance(dtype, torch.dtype) else _dtype(dtype),
+        dtype=torch_dtype(dtype),
         device=torch.device(device),
         capacity=capacity,
-        eager=_eager(config, family, attention),
+        eager=attends_eagerly(config, family, attention),
         mode=mode,
+        quantization=quantization,
     )
 
 
-def _dtype(name: str) -> torch.dtype:
+def torch_dtype(dtype: torch.dtype | str) -> torch.dtype:
+    """The dtype of this name; ModelUnsupported for one that weights cannot have."""
+    if isinstance(dtype, torch.dtype):
+        return dtype
     dtypes = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
-    if name not in dtypes:
-        raise ModelUnsupported(f"dtype {name!r} is not one of {', '.join(dtypes)}")
-    return dtypes[name]
+    if dtype not in dtypes:
+        raise ModelUnsupported(f"dtype {dtype!r} is not one of {', '.join(dtypes)}")
+    return dtypes[dtype]
 
 
-def _eager(config: PreTrainedConfig, family: Family, attention: Attention | None) -> bool:
+def attends_eagerly(config: PreTrainedConfig, family: Family, attention: Attention | None = None) -> bool:
     """Whether to attend eagerly; sdpa cannot cap attention scores."""
     if family.softcaps_scores and config.attn_logit_softcapping is not None:
         if attention == "sdpa":
@@ -245,26 +258,45 @@ def _load_base(
     plan: _Plan, first: int, last: int, *, embeddings: bool, final_norm: bool
 ) -> tuple[PreTrainedModel, PreTrainedConfig]:
     """The base model of layers [first, last) with its weights, and its config."""
-    short = shorten(plan.config, first, last)
+    base, short = empty_base(plan.config, first, last, embeddings=embeddings, final_norm=final_norm, eager=plan.eager)
+    replace_linears(base, plan.quantization, plan.dtype)
+    wanted = _wanted(plan, base, first)
+    fill(base, _read(plan, wanted), plan.device)
+    return base, short
+
+
+def empty_base(
+    config: PreTrainedConfig, first: int, last: int, *, embeddings: bool, final_norm: bool, eager: bool
+) -> tuple[Any, PreTrainedConfig]:
+    """The base model of layers [first, last) with parameters that take no memory, and its config."""
+    short = shorten(config, first, last)
     short.use_cache = True
     register_grouped_attention()
-    implementation = "eager" if plan.eager else GROUPED
     # buffers such as rotary frequencies are not in the checkpoint, so they must be computed for real
     with init_empty_weights(include_buffers=False):
         base: Any = AutoModel.from_config(  # type: ignore[no-untyped-call]
-            short, attn_implementation=implementation, trust_remote_code=False
+            short, attn_implementation="eager" if eager else GROUPED, trust_remote_code=False
         )
     if not embeddings:
         base.embed_tokens = nn.Identity()
     if not final_norm:
         base.norm = nn.Identity()
-    wanted = _wanted(plan, base, first)
-    state = dict(_read(plan, wanted))
-    _assign(base, state)
-    base.to(device=plan.device)  # what is left: the buffers
+    return base, short
+
+
+def fill(base: Any, tensors: Iterable[tuple[str, Tensor]], device: torch.device) -> None:
+    """Put every parameter of a base model in its place as it comes; beside the result one tensor is held."""
+    for name, tensor in tensors:
+        place: nn.Parameter = base.get_parameter(name)
+        checkpoint.check_shape(name, place.shape, tensor.shape)
+        owner, _, own_name = name.rpartition(".")
+        parameter = quantised(place, tensor, device) if is_quantised(place) else nn.Parameter(tensor, False)
+        setattr(base.get_submodule(owner), own_name, parameter)
+    for module in base.modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            setattr(module, name, buffer.to(device))
     base.requires_grad_(False)
     base.eval()
-    return base, short
 
 
 def _read(plan: _Plan, wanted: Mapping[str, str]) -> Iterator[tuple[str, Tensor]]:
@@ -289,12 +321,6 @@ def _wanted(plan: _Plan, base: PreTrainedModel, first: int) -> dict[str, str]:
     if missing:
         raise ModelDamaged(f"the checkpoint lacks {len(missing)} tensors, first {missing[0]}")
     return wanted
-
-
-def _assign(module: nn.Module, state: dict[str, Tensor]) -> None:
-    for name, parameter in module.state_dict().items():
-        checkpoint.check_shape(name, parameter.shape, state[name].shape)
-    module.load_state_dict(state, strict=True, assign=True)
 
 
 def _lm_head_name(plan: _Plan) -> str:

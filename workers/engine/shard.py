@@ -18,6 +18,7 @@ from workers.engine.families import Family, MaskStyle, mask_windows, transform_l
 from workers.engine.graphs import Bucket, Graphs, bucket_of, recorder_for
 from workers.engine.kvcache import RowsOfCache, SlotCache
 from workers.engine.processors import LogitRow
+from workers.engine.quantization import stored_bytes
 from workers.engine.slottables import SlotTables
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ class Half:
         self.max_length = capacity.max_length
         self.max_query = capacity.max_query
         self.scratch_slot = capacity.slots
-        parameter = next(base.parameters())
+        parameter = next(each for each in base.parameters() if each.is_floating_point())  # not a quantised one
         self.dtype: torch.dtype = parameter.dtype
         self.device: torch.device = parameter.device
         self._base = base
@@ -101,11 +102,8 @@ class Half:
 
     @property
     def num_weight_bytes(self) -> int:
-        """Bytes of the weights, without the cache."""
-        return sum(parameter.nbytes for parameter in self._weights())
-
-    def _weights(self) -> list[Tensor]:
-        return list(self._base.parameters())
+        """Bytes of the weights, with the scales of quantised ones, without the cache."""
+        return stored_bytes(self._base)
 
     @torch.inference_mode()
     def copy_slot(self, source: int, destination: int, length: int) -> None:
@@ -229,10 +227,11 @@ class _WithLMHead(Half):
         super().__init__(base, config, family, capacity, eager=eager, mode=mode)
         self._lm_head = lm_head
 
-    def _weights(self) -> list[Tensor]:
-        weights = super()._weights()
-        tied = any(weight.data_ptr() == self._lm_head.weight.data_ptr() for weight in weights)
-        return weights if tied else [*weights, self._lm_head.weight]
+    @property
+    def num_weight_bytes(self) -> int:
+        """As every half's, and the LM head's, unless it shares the embeddings."""
+        shared = any(weight.data_ptr() == self._lm_head.weight.data_ptr() for weight in self._base.parameters())
+        return super().num_weight_bytes + (0 if shared else self._lm_head.weight.nbytes)
 
     def raw_logits(self, hidden: Tensor) -> Tensor:
         """Normed hidden states [n, hidden] to logits [n, vocab] in the half's dtype, with the model's own transform."""

@@ -34,6 +34,8 @@ class Part(Enum):
     HEAD = "head"
     TAIL = "tail"
     WHOLE = "whole"
+    #: config and tokenizer alone, to know what it is before anything is loaded
+    DESCRIPTION = "description"
 
 
 class CacheSettings(BaseSettings):
@@ -68,7 +70,6 @@ def resolve(
     part: Part = Part.WHOLE,
     split: int | None = None,
     *,
-    weights: bool = True,
     cache: Path | None = None,
     progress: Progress | None = None,
     download: Download | None = None,
@@ -87,7 +88,7 @@ def resolve(
     match = HUB_ID.fullmatch(model)
     if match is None or model.startswith((".", "/", "~")):
         raise ModelNotFound(f"model {model!r} is neither a directory, a .gguf file nor a hub id owner/name")
-    return _fetch(match["repo"], match["revision"], part if weights else None, split, download or hub_download)
+    return _fetch(match["repo"], match["revision"], part, split, download or hub_download)
 
 
 def convert_once(path: Path, cache: Path, progress: Progress | None = None) -> Path:
@@ -143,11 +144,11 @@ def hub_download(repo: str, revision: str | None, patterns: Sequence[str]) -> Pa
         ) from error
 
 
-def _fetch(repo: str, revision: str | None, part: Part | None, split: int | None, download: Download) -> ModelDirectory:
+def _fetch(repo: str, revision: str | None, part: Part, split: int | None, download: Download) -> ModelDirectory:
     """Config first, to know the layers; then the weight files of the part, of the very same commit."""
     path = download(repo, revision, SMALL_FILES)
     described = _described(path, split)
-    if part is None:
+    if part is Part.DESCRIPTION:
         return described
     commit = path.name if path.parent.name == "snapshots" else revision
     download(repo, commit, needed_files(path, part, described.split))

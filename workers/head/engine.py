@@ -18,6 +18,7 @@ from relay.messages import Accepted, Copy, Prefill, Round, Void, VoidReason
 from tasks.generation import FailureType, Outcome, StopReason
 from workers.engine.shard import HeadShard
 from workers.errors import OutOfMemory
+from workers.head.allowance import Allowance
 from workers.head.costs import Costs
 from workers.head.courier import Answered, Courier
 from workers.head.drafters import Drafter
@@ -100,6 +101,7 @@ class HeadEngine:
         self._policy = draft_policy(options.draft_length, options.max_draft_length, costs)
         self._rounds = RoundMaker(self._forward, self._policy)
         self._scheduler = Scheduler(slots=options.slots, lanes=options.lanes, prefix_reuse=options.prefix_reuse)
+        self._allowance = Allowance(options.slots)
         self._lanes = Lanes(options.lanes, fixed=not options.adapt_lanes)
         self._uplink = Uplink(self._forward.bytes_per_token, options.prefill_chunk)
         self._timeline = Timeline(self._policy.costs, trace or NoTrace())
@@ -125,13 +127,17 @@ class HeadEngine:
         """End the drafter's thread, if it has one; the engine steps no more."""
         self._drafting.close()
 
-    def open(self, courier: Courier) -> None:
-        """Go on over the link of a new epoch: the tail's slots are empty, so live jobs are prefilled again."""
+    def open(self, courier: Courier, slots: int | None = None) -> None:
+        """Go on over the link of a new epoch: the tail's slots are empty, so live jobs are prefilled again.
+
+        Only the first `slots` slots are used, where the tail has fewer; jobs in others wait for one of these.
+        """
         self._courier = courier
         self._drafting.forget()
         self._lanes.clear()
         self._timeline.clear()
         self._scheduler.forget_held()
+        self._put_back(self._scheduler.share(self._options.slots if slots is None else slots))
         for slot in self._scheduler.live():
             self._scheduler.restart(slot)
 
@@ -200,12 +206,12 @@ class HeadEngine:
             self._admits_from = time.perf_counter() + CLEARED_FOR_S
         if time.perf_counter() < self._admits_from:
             return
-        for slot in self._scheduler.admit():
+        for slot in self._scheduler.admit(self._allowance.most):
             job = _job(slot)
-            job.ledger.start(self._options.wire_dtype)
             self._drafting.begin(slot.index)
             self._policy.begin(slot.index)
-            if job is self._ensembles[job.task_id].jobs[0]:
+            begins = job.begin(self._options.wire_dtype)
+            if begins and job is self._ensembles[job.task_id].jobs[0]:
                 self._report.started(job.task_id)
 
     def _take_jobs(self) -> None:
@@ -400,17 +406,34 @@ class HeadEngine:
             self._scheduler.restart(slot)
 
     def _starved(self, slots: list[HeadSlot], message: str) -> None:
-        """There was no memory for these rows together: the longest job fails, the others begin again."""
-        slots = [slot for slot in slots if slot.job is not None]  # a choice that failed took its others along
+        """There was no memory for these rows together: fewer jobs run from now on, and the others wait for them.
+
+        A job for which there was none although it ran alone is tried once more, then it fails.
+        """
+        slots = [slot for slot in slots if slot.job is not None]
         if not slots:
             return
-        log.warning("%s", message)
-        longest = max(slots, key=lambda slot: len(_job(slot).tokens))
-        self._fail(longest, FailureType.OUT_OF_MEMORY, message)
-        for slot in slots:
-            if slot.job is not None:
-                self._scheduler.restart(slot)
         free_unused(self._device)
+        running = len(self._scheduler.live())
+        most = self._allowance.fell_short(running)
+        log.warning("%s; at most %d jobs run at once now", message, most)
+        # those that have come furthest stay
+        slots = sorted(slots, key=lambda slot: -len(_job(slot).tokens))
+        stay = max(0, len(slots) - (running - most))
+        for slot in slots:
+            slot.held = NOTHING_HELD  # the tail has zeroed what it had no memory for
+        self._put_back(slots[stay:])
+        for slot in slots[:stay]:
+            job = _job(slot)
+            job.shortages += running == 1
+            if job.shortages > 1:
+                self._fail(slot, FailureType.OUT_OF_MEMORY, message)
+            else:
+                self._scheduler.restart(slot)
+
+    def _put_back(self, slots: list[HeadSlot]) -> None:
+        """The jobs of these slots go on later, in other ones, from their committed tokens."""
+        self._scheduler.put_back([self._vacate(slot) for slot in slots])
 
     def _fail(self, slot: HeadSlot, failure: FailureType, message: str) -> None:
         task_id = _job(slot).task_id

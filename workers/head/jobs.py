@@ -26,6 +26,10 @@ class Job:
     ledger: Ledger = field(default_factory=Ledger)
     #: prefills begun again since the last commit
     restarts: int = 0
+    #: the job has had a slot
+    begun: bool = False
+    #: times there was no memory for the job although it ran alone, since the last commit
+    shortages: int = 0
     #: engines died over this job: it runs alone, so that it takes no other one with it
     suspect: bool = False
     #: None where the request asks for none
@@ -59,7 +63,7 @@ class Job:
         self.tokens.extend(tokens[:kept])
         if self.likelihoods is not None:
             self.likelihoods.extend(tokens[:kept], logprobs)
-        self.restarts = 0
+        self.restarts = self.shortages = 0
         self.ledger.commit(kept)
         return kept, reason
 
@@ -67,6 +71,14 @@ class Job:
         """So many tokens were copied, not prefilled; what a job needs to go on again does not count."""
         if not self.ledger.num_tokens:
             self.ledger.cached_tokens = num_tokens
+
+    def begin(self, wire_dtype: str) -> bool:
+        """The job gets a slot, on a head that sends hidden states in `wire_dtype`; whether it is the first one."""
+        if self.begun:
+            return False
+        self.begun = True
+        self.ledger.start(wire_dtype)
+        return True
 
     def completed(self, head: str, reason: FinishReason) -> Outcome:
         """The outcome of a job whose text is complete."""

@@ -7,7 +7,7 @@ job's committed tokens, whenever the tail's state may differ from ours (a new ep
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from workers.head.jobs import Job
@@ -37,6 +37,8 @@ class Scheduler:
 
     def __init__(self, *, slots: int, lanes: int, prefix_reuse: bool) -> None:
         self.slots = [HeadSlot(index) for index in range(slots)]
+        #: slots of `slots` that both halves have
+        self._num_shared = slots
         self._num_lanes = lanes
         self._prefix_reuse = prefix_reuse
         self._waiting: deque[Job] = deque()
@@ -52,9 +54,21 @@ class Scheduler:
         """Put a job at the end of the line."""
         self._waiting.append(job)
 
-    def admit(self) -> Iterator[HeadSlot]:
-        """Give waiting jobs the free slots, yielding each slot as it starts. A suspect shares with no other task."""
-        while self._may_begin_next() and (free := [slot for slot in self.slots if slot.phase is Phase.FREE]):
+    def put_back(self, jobs: Sequence[Job]) -> None:
+        """Put jobs that lost their slots at the head of the line, in this order."""
+        self._waiting.extendleft(reversed(jobs))
+
+    def share(self, num_slots: int) -> list[HeadSlot]:
+        """Use the first `num_slots` slots only; returns the others that hold a job."""
+        self._num_shared = num_slots
+        return [slot for slot in self.live() if slot.index >= num_slots]
+
+    def admit(self, most: int | None = None) -> Iterator[HeadSlot]:
+        """Give waiting jobs the free slots, yielding each slot as it starts. A suspect shares with no other task.
+
+        No job begins beside `most` others.
+        """
+        while self._may_begin_next() and (free := self._free(most)):
             job = self._waiting.popleft()
             slot = self._choose(job, free)
             slot.job = job
@@ -115,6 +129,12 @@ class Scheduler:
     def num_waiting(self) -> int:
         """Jobs without a slot."""
         return len(self._waiting)
+
+    def _free(self, most: int | None) -> list[HeadSlot]:
+        """The free slots; none where `most` jobs run."""
+        if most is not None and len(self.live()) >= most:
+            return []
+        return [slot for slot in self.slots[: self._num_shared] if slot.phase is Phase.FREE]
 
     def _may_begin_next(self) -> bool:
         if not self._waiting:

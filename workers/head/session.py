@@ -31,21 +31,28 @@ class HeadOffer:
     slots: int
     lanes: int
     max_query: int
+    #: a tail with fewer slots will do: no more than that are used then
+    takes_fewer: bool = False
 
     def misfit(self, tail: TailInfo) -> str | None:
         """Why this tail cannot serve us, naming both sides (tail's ≠ head's); None when it can."""
         found = tail.profile.differences(self.profile)
         if tail.split != self.split:
-            found.append(f"split: {tail.split} ≠ {self.split}")
-        if tail.slots < self.slots:
+            found.append(f"split: {'not chosen yet' if tail.split is None else tail.split} ≠ {self.split}")
+        if tail.slots < self.slots and not self.takes_fewer:
             found.append(f"slots: {tail.slots} < {self.slots}")
         if tail.max_query < self.max_query:
             found.append(f"max_query: {tail.max_query} < {self.max_query}")
         return f"tail {tail.tail} and head {self.head} differ: {'; '.join(found)}" if found else None
 
-    def hello(self, epoch: int) -> Hello:
-        """The frame that opens an epoch."""
-        return Hello(self.head, epoch, self.lanes, self.profile, self.split, self.slots, self.max_query)
+    def slots_on(self, tail: TailInfo) -> int:
+        """Slots that are used with this tail."""
+        return min(self.slots, tail.slots)
+
+    def hello(self, lease: Lease) -> Hello:
+        """The frame that opens a lease's epoch."""
+        slots = self.slots_on(lease.tail)
+        return Hello(self.head, lease.epoch, self.lanes, self.profile, self.split, slots, self.max_query)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +61,8 @@ class Session:
 
     lease: Lease
     link: HeadLink
+    #: slots that both sides have
+    slots: int
 
     def close(self) -> None:
         """Give both back."""
@@ -139,16 +148,19 @@ class TailSearch:
 
     def _open(self, lease: Lease, stop: threading.Event) -> Session | None:
         try:
-            link = self._relay.connect(lease, self._offer.hello(lease.epoch))
+            link = self._relay.connect(lease, self._offer.hello(lease))
         except BaseException:
             lease.release()  # it would renew itself for ever
             raise
-        session = Session(lease, link)
+        slots = self._offer.slots_on(lease.tail)
+        session = Session(lease, link, slots)
         try:
             refusal = await_welcome(session, WELCOME_TIMEOUT_S, stop)
         except LinkLost as error:
             refusal = str(error)
         if refusal is None:
+            if slots < self._offer.slots:
+                log.info("tail %s has %d slots: using so many of our %d", lease.tail.tail, slots, self._offer.slots)
             return session
         session.close()
         self.failed(lease.tail.tail)

@@ -7,14 +7,16 @@ import math
 import secrets
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 
 import redis
 
 from relay.errors import LinkLost
 from relay.streams import RedisRelay
+from relay.transport import Relay, SplitClaim
 from tasks import connection, heads
 from tasks.settings import TaskSettings
+from workers.agreement import HeadsChoice
 from workers.engine.shard import HeadShard
 from workers.engine.source import Part, resolve
 from workers.engine.tokenizer import generation_eos, load_tokenizer
@@ -28,11 +30,13 @@ from workers.head.intake import Intake
 from workers.head.options import EngineOptions
 from workers.head.presence import Identity, Load, Presence
 from workers.head.prompts import PromptReader
+from workers.head.room import head_machine
 from workers.head.session import HeadOffer, Session, TailSearch
 from workers.head.stops import StopWatch
 from workers.head.trace import open_trace
 from workers.pauses import exempt_loaded
 from workers.progress import log_progress
+from workers.room import checked_slots
 from workers.served import ServedModel, check_device
 from workers.settings import HeadSettings
 from workers.signals import stop_on_signals
@@ -62,27 +66,57 @@ def run(settings: HeadSettings, make: MakeDrafter | None = None) -> None:
     with (
         closing(connection.connect(tasks)) as client,
         closing(_relay(settings)) as relay,
+        ExitStack() as cleanup,
     ):
         connection.ping(client)
         relay.ping()
+        takes_fewer = settings.slots == "auto"
+        settled = settle(relay, settings, stop)
+        if settled is None:
+            return
+        settings, claim = settled
+        cleanup.callback(claim.close)
         served = ServedModel.resolve(settings, Part.HEAD, log_progress)
         with connection.translated():
             heads.register_profile(client, settings.served_name, served.profile)
-        shard = served.load_head(slots=settings.slots, max_query=settings.max_query)
+        shard = served.load_head(slots=settings.num_slots, max_query=settings.max_query)
+        search = TailSearch(relay, offer(settings, served, takes_fewer=takes_fewer))
         with assembled(settings, served, client, shard, make or load_drafter) as worker:
-            worker.serve(TailSearch(relay, offer(settings, served)), stop, settings.tail_timeout_s)
+            worker.serve(search, stop, settings.tail_timeout_s)
 
 
-def offer(settings: HeadSettings, served: ServedModel) -> HeadOffer:
-    """What a head with these settings asks of a tail."""
+def offer(settings: HeadSettings, served: ServedModel, *, takes_fewer: bool = False) -> HeadOffer:
+    """What a head with these settings asks of a tail; `takes_fewer`: it uses fewer slots beside a smaller tail."""
     return HeadOffer(
         head=settings.head_id,
         profile=served.profile,
         split=served.split,
-        slots=settings.slots,
+        slots=settings.num_slots,
         lanes=settings.link_lanes,
         max_query=settings.max_query,
+        takes_fewer=takes_fewer,
     )
+
+
+def settle(relay: Relay, settings: HeadSettings, stop: threading.Event) -> tuple[HeadSettings, SplitClaim] | None:
+    """The settings with split and slots as numbers, and the word that keeps the split; None once `stop` is set.
+
+    Nothing is loaded before. Raises WorkerError, for lack of memory too, and RelayError.
+    """
+    described = ServedModel.resolve(settings, Part.DESCRIPTION, log_progress)
+    machine = head_machine(settings, described.directory)
+    split: int | None = described.split
+    if settings.split == "auto":
+        choice = HeadsChoice(relay, described.profile, machine.sizes, lambda: machine.room(settings.slots))
+        split = choice.wait(stop, settings.tail_timeout_s)
+    if split is None:
+        return None
+    slots = checked_slots(machine, settings.slots, split)
+    claim = relay.claim_split(described.profile, split)
+    if settings.split == "auto" and claim.split != split:  # another head was quicker
+        split = claim.split
+        slots = checked_slots(machine, settings.slots, split)
+    return settings.model_copy(update={"split": split, "slots": slots}), claim
 
 
 def _relay(settings: HeadSettings) -> RedisRelay:
@@ -122,7 +156,7 @@ def assembled(
             stats = engine.stats()
             return Load(server.live(), server.consuming, stats.running, stats.tokens_per_s)
 
-        identity = Identity(settings.head_id, settings.served_name, served.profile, settings.slots, settings.whole)
+        identity = Identity(settings.head_id, settings.served_name, served.profile, settings.num_slots, settings.whole)
         # The fronts close before the presence ends: what they hand back needs no restoring by others.
         with (
             closing(engine),
@@ -142,7 +176,7 @@ def engine_options(settings: HeadSettings, wire_dtype: str) -> EngineOptions:
     """What of the settings concerns the engine."""
     return EngineOptions(
         head_id=settings.head_id,
-        slots=settings.slots,
+        slots=settings.num_slots,
         draft_length=settings.draft_length,
         max_draft_length=settings.max_draft_length,
         lanes=settings.link_lanes,
@@ -163,7 +197,7 @@ def _fronts(settings: HeadSettings, address: str, authkey: bytes) -> Fronts:
         authkey,
         model=settings.served_name,
         count=settings.fronts,
-        concurrency_total=concurrency(settings.slots),
+        concurrency_total=concurrency(settings.num_slots),
         grace_s=settings.grace_s,
     )
 
@@ -173,18 +207,19 @@ def load_drafter(settings: HeadSettings, served: ServedModel) -> Drafter:
     directory = None
     if settings.drafter in ("model", "hybrid") and settings.drafter_model is not None:
         check_device(settings.draft_device)
-        weights = settings.load_format != "dummy"
-        directory = resolve(settings.drafter_model, Part.WHOLE, weights=weights, progress=log_progress).path
+        part = Part.DESCRIPTION if settings.load_format == "dummy" else Part.WHOLE
+        directory = resolve(settings.drafter_model, part, progress=log_progress).path
     return make_drafter(
         settings.drafter,
         target=served.directory,
         drafter=directory,
         dtype=settings.drafter_dtype or settings.dtype,
         device=settings.draft_device,
-        slots=settings.slots,
+        slots=settings.num_slots,
         max_length=settings.max_length,
         load_format=settings.load_format,
         graphs=settings.draft_graphs,
+        quantization=settings.drafter_quantization,
     )
 
 
@@ -214,7 +249,7 @@ class HeadWorker:
         """Step the engine until it was stopped and drained (True) or the session is lost (False)."""
         log.info("epoch %d on tail %s: taking jobs", session.lease.epoch, session.lease.tail.tail)
         try:
-            self._engine.open(self._courier(session))
+            self._engine.open(self._courier(session), session.slots)
             while not stop.is_set():
                 self._server.set_consuming(self._engine.wants_jobs)
                 self._step(session)

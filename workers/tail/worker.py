@@ -13,11 +13,13 @@ from relay.errors import LinkLost, RelayError, RelayUnreachable
 from relay.messages import Error, ErrorReason, Hello, Prefill, Release, Round, Verdict, Welcome
 from relay.streams import RedisRelay
 from relay.transport import Announcement, Received, Relay, TailInfo, TailLink
+from workers.agreement import split_for_tail
 from workers.engine.shard import TailShard
 from workers.engine.slottables import SlotTables
 from workers.engine.source import Part
 from workers.pauses import exempt_loaded
 from workers.progress import log_progress
+from workers.room import Machine, checked_slots
 from workers.served import ServedModel
 from workers.settings import MAX_QUERY, TailSettings
 from workers.signals import stop_on_signals
@@ -41,20 +43,41 @@ def run(settings: TailSettings) -> None:
     relay = RedisRelay(settings.relay_url, allow_insecure=settings.allow_insecure)
     try:
         relay.ping()
-        served = ServedModel.resolve(settings, Part.TAIL, log_progress)
-        shard = served.load_tail(slots=settings.slots, max_query=MAX_QUERY)
+        tail = settle(relay, settings, stop)
+        if tail is None:
+            return
+        served = ServedModel.resolve(settings.model_copy(update={"split": tail.split}), Part.TAIL, log_progress)
+        shard = served.load_tail(slots=tail.slots, max_query=MAX_QUERY)
         exempt_loaded()
-        tail = TailInfo(
-            tail=keys.new_tail_id(settings.tail_name),
-            profile=served.profile,
-            split=served.split,
-            slots=settings.slots,
-            max_query=MAX_QUERY,
-            pulse=time.time(),
-        )
         TailWorker(relay, tail, shard).serve(stop)
     finally:
         relay.close()
+
+
+def settle(relay: Relay, settings: TailSettings, stop: threading.Event) -> TailInfo | None:
+    """What the tail will announce, split and slots chosen, before anything is loaded; None once `stop` is set.
+
+    Raises WorkerError, for lack of memory too, and RelayError.
+    """
+    described = ServedModel.resolve(settings, Part.DESCRIPTION, log_progress)
+    machine = Machine.described(settings, described.directory, Part.TAIL, max_query=MAX_QUERY)
+    tail = TailInfo(
+        tail=keys.new_tail_id(settings.tail_name),
+        profile=described.profile,
+        split=described.split,
+        slots=0,
+        max_query=MAX_QUERY,
+        pulse=time.time(),
+    )
+    split = described.split
+    if settings.split == "auto":
+        room = machine.room(settings.slots)
+        waiting = replace(tail, split=None, slots=room.slots, room=room)
+        agreed = split_for_tail(relay, waiting, machine.sizes, room, stop)
+        if agreed is None:
+            return None
+        split = agreed
+    return replace(tail, split=split, slots=checked_slots(machine, settings.slots, split))
 
 
 class TailWorker:

@@ -9,9 +9,11 @@ from relay.transport import TailInfo
 from tasks import connection, heads
 from tasks.settings import TaskSettings
 from workers.engine.source import Part
+from workers.head.room import head_machine
 from workers.head.session import TailSearch
 from workers.head.worker import assembled, load_drafter, offer
 from workers.progress import log_progress
+from workers.room import checked_slots
 from workers.served import ServedModel
 from workers.settings import HeadSettings
 from workers.signals import stop_on_signals
@@ -32,10 +34,13 @@ def run(settings: HeadSettings) -> None:
     tasks = TaskSettings(broker_url=settings.broker_url, allow_insecure=settings.allow_insecure)
     with closing(connection.connect(tasks)) as client:
         connection.ping(client)
+        described = ServedModel.resolve(settings, Part.DESCRIPTION, log_progress)
+        slots = checked_slots(head_machine(settings, described.directory), settings.slots, described.split)
+        settings = settings.model_copy(update={"split": described.split, "slots": slots})
         served = ServedModel.resolve(settings, Part.WHOLE, log_progress)
         with connection.translated():
             heads.register_profile(client, settings.served_name, served.profile)
-        head, tail = served.load_whole(slots=settings.slots, max_query=settings.max_query)
-        info = TailInfo(_TAIL, served.profile, served.split, settings.slots, settings.max_query, time.time())
+        head, tail = served.load_whole(slots=slots, max_query=settings.max_query)
+        info = TailInfo(_TAIL, served.profile, served.split, slots, settings.max_query, time.time())
         with assembled(settings, served, client, head, load_drafter) as worker:
             worker.serve(TailSearch(DirectRelay(info, tail), offer(settings, served)), stop, None)

@@ -8,6 +8,7 @@ from typing import Literal
 import torch
 
 from workers.engine.loader import LoadFormat, load_config, load_whole
+from workers.engine.quantization import Quantization
 from workers.errors import DrafterInvalid
 from workers.head.drafters.drafter import NOTHING, Drafter, DraftRow, Proposal
 from workers.head.drafters.hybrid import HybridDrafter
@@ -30,7 +31,7 @@ __all__ = [
 DrafterKind = Literal["none", "ngram", "suffix", "model", "hybrid"]
 
 #: tokens of a slot that the drafter's model takes in one forward while it catches up
-_CATCH_UP_CHUNK = 128
+CATCH_UP_CHUNK = 128
 
 
 def make_drafter(
@@ -44,6 +45,7 @@ def make_drafter(
     max_length: int,
     load_format: LoadFormat = "auto",
     graphs: bool = False,
+    quantization: Quantization = "none",
 ) -> Drafter:
     """The drafter for a head of `slots` slots of `max_length` tokens each.
 
@@ -54,6 +56,7 @@ def make_drafter(
         device: where it runs.
         load_format: where the drafter's weights come from.
         graphs: record the loop of a draft once per shape.
+        quantization: of the drafter's own layers.
 
     Raises:
         DrafterInvalid: `kind` "model" or "hybrid" without a directory.
@@ -75,9 +78,10 @@ def make_drafter(
         device=device,
         slots=slots,
         max_length=max_length,
-        max_query=_CATCH_UP_CHUNK,
+        max_query=CATCH_UP_CHUNK,
         load_format=load_format,
         graphs=graphs,
+        quantization=quantization,
     )
     modelled = ModelDrafter(model, num_tokens=load_config(target).vocab_size)
     return modelled if kind == "model" else HybridDrafter(SuffixDrafter(), modelled)
