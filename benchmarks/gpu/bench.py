@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 
@@ -79,7 +79,7 @@ class Bench:
     """One run of the script."""
 
     device: torch.device
-    dtype: str
+    dtype: Literal["float32", "float16", "bfloat16"]
     shapes: Shapes
     sizes: Sizes
     effort: Effort

@@ -10,15 +10,19 @@ from typing import Any
 import torch
 from transformers import ContinuousBatchingConfig
 
+from benchmarks.engine_run import Head, whole_relay
 from benchmarks.gpu.bench import Bench, NotBuilt
 from benchmarks.gpu.end_to_end import check_texts, requests_for
-from benchmarks.gpu.pairs import halves, run
 from benchmarks.gpu.progress import say
 from benchmarks.gpu.rows import Row
 from benchmarks.gpu.timing import synchronize
 from benchmarks.gpu.uncut import dummy_model, greedy_config
 from tasks.generation import GenerationRequest
+from workers.engine.source import Part
 from workers.engine.tensors import TORCH_DTYPES
+from workers.head.drafters.none import NoDrafter
+from workers.served import ServedModel
+from workers.settings import HeadSettings
 
 #: tokens of each job that warms up
 WARM_TOKENS = 8
@@ -52,19 +56,26 @@ def whole_rows(bench: Bench) -> Iterator[Row]:
 
 
 def whole_throughput(bench: Bench, requests: Sequence[GenerationRequest], *, graphs: bool) -> float:
-    """Tokens a second of the target in one process: head and tail joined by the in-memory relay.
-
-    The place to call `shardq head --whole`'s own engine.
-    """
-    model, sizes = bench.model(bench.shapes.target), bench.sizes
-    made = {"dtype": bench.dtype, "load_format": "dummy"}
-    pair = halves(bench, model, graphs=graphs, slots=sizes.jobs, max_length=sizes.cache, **made)
-    run(pair, _short(requests), draft_length=0, wire_dtype=bench.dtype)
-    began = time.perf_counter()
-    outcomes = run(pair, requests, draft_length=0, wire_dtype=bench.dtype)
-    spent_s = time.perf_counter() - began
-    check_texts(requests, [outcome.token_ids for outcome in outcomes])
-    return sum(len(outcome.token_ids) for outcome in outcomes) / spent_s
+    """Tokens a second of `shardq head --whole`'s engine, without queue and fronts."""
+    settings = HeadSettings(
+        model=str(bench.model(bench.shapes.target)),
+        whole=True,
+        slots=len(requests),
+        draft_length=0,
+        drafter="none",
+        dtype=bench.dtype,
+        device=str(bench.device),
+        graphs=graphs,
+        load_format="dummy",
+        max_length=bench.sizes.cache,
+    )
+    served = ServedModel.resolve(settings, Part.WHOLE)
+    head, tail = served.load_whole(slots=settings.num_slots, max_query=settings.max_query)
+    relay = whole_relay(served, tail)
+    Head(served, head).run(_short(requests), settings, relay, NoDrafter())
+    ran = Head(served, head).run(requests, settings, relay, NoDrafter())
+    check_texts(requests, ran.texts)
+    return ran.tokens_per_s
 
 
 def _ours(bench: Bench, requests: Sequence[GenerationRequest], graphs: bool) -> Callable[[], float]:

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.gpu.__main__ import bench_of, main, parser
 from benchmarks.gpu.bench import Bench
+from benchmarks.gpu.command import bench_of, main, parser
 from benchmarks.gpu.profiler import device_spans, union_s
 from benchmarks.gpu.replay import ReplayDrafter, acceptance_for
 from benchmarks.gpu.rows import Row

@@ -257,7 +257,7 @@ def _cut(
             if _num_equal(logits_at, num_tokens, temperature, low, block) > room:
                 first_id = _first_tied(logits_at, num_tokens, temperature, low, room, block)
             threshold = _unordered(low)
-        least = best + tl.log(tl.maximum(min_p, 1e-38))
+        least = best + tl.log(tl.where(min_p > 0.0, min_p, 1.0))
         if (min_p > 0.0) & (least > threshold):
             threshold = least
             first_id = tl.full((), 0, tl.int32)
