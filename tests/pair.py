@@ -32,6 +32,8 @@ from workers.tail.worker import TailWorker
 
 #: tokens a row brings at most in these tests
 MAX_QUERY = 64
+#: an id that no model gives
+NO_TOKEN = 2**31 - 1
 #: lanes that an engine may choose from
 MAX_LANES = 4
 
@@ -47,7 +49,7 @@ class Halves:
 
     @classmethod
     def load(cls, directory: Path, split: int, *, slots: int, max_length: int) -> Halves:
-        sizes = {"slots": slots, "max_length": max_length, "max_query": MAX_QUERY}
+        sizes: dict[str, Any] = {"slots": slots, "max_length": max_length, "max_query": MAX_QUERY}
         head = load_head(directory, split, **sizes)
         prompts = PromptReader(
             tokenizer=load_tokenizer(directory),
@@ -200,7 +202,8 @@ class UncutModel:
         config = type(self._model.generation_config)(
             do_sample=False,
             max_new_tokens=job.max_tokens,
-            eos_token_id=ending or None,
+            # for None it would take the checkpoint's
+            eos_token_id=ending or [NO_TOKEN],
             pad_token_id=0,
             output_logits=True,
             output_scores=True,
