@@ -36,6 +36,8 @@ from workers.whole.link import DirectRelay
 
 #: tokens a row brings at most in these tests
 MAX_QUERY = 64
+#: an id that no model gives
+NO_TOKEN = 2**31 - 1
 #: lanes that an engine may choose from
 MAX_LANES = 4
 
@@ -260,7 +262,8 @@ class UncutModel:
         config = type(self._model.generation_config)(
             do_sample=False,
             max_new_tokens=job.max_tokens,
-            eos_token_id=ending or None,
+            # for None it would take the checkpoint's
+            eos_token_id=ending or [NO_TOKEN],
             pad_token_id=0,
             output_logits=True,
             output_scores=True,

@@ -52,7 +52,7 @@ def greedy_requests(max_tokens: int) -> list[GenerationRequest]:
 
 def sampled_requests(max_tokens: int, *, first_seed: int = 100) -> list[GenerationRequest]:
     """The same prompts with seeds of their own, under every filter and without."""
-    settings: tuple[dict[str, float], ...] = (
+    settings: tuple[dict[str, Any], ...] = (
         {"temperature": 1.0},
         {"temperature": 0.7, "top_p": 0.9},
         {"temperature": 1.3, "top_k": 20},
