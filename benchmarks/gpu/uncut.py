@@ -53,7 +53,8 @@ class Reference:
 
 def greedy_config(max_tokens: int, eos: Sequence[int] = (), **more: Any) -> GenerationConfig:
     """Not the checkpoint's sampling defaults: nothing but an end."""
-    ends = {"eos_token_id": list(eos) or None, "pad_token_id": 0, "bos_token_id": 0}
+    # `generate` takes None for the checkpoint's own
+    ends = {"eos_token_id": list(eos) or [-1], "pad_token_id": 0, "bos_token_id": 0}
     return GenerationConfig(do_sample=False, max_new_tokens=max_tokens, **ends, **more)  # type: ignore[no-untyped-call]
 
 

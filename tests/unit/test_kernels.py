@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -10,18 +9,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-HAS_GPU = torch.cuda.is_available()
-if not HAS_GPU:
-    os.environ["TRITON_INTERPRET"] = "1"  # read when a kernel is defined: before the imports below
-pytest.importorskip("triton")
-
 from relay.messages import Sampling
+from tests.interpreted import HAS_GPU
 from workers.engine import sampling
 from workers.engine.choosing import Parameters
+from workers.engine.sampling import SamplingRows
+
+pytest.importorskip("triton")
+
 from workers.engine.kernels import attention as kernels
 from workers.engine.kernels.choose import choose
 from workers.engine.kernels.linear import Tile, add_rms_norm, linear, rms_norm, silu_mul
-from workers.engine.sampling import SamplingRows
 
 DIM = 16
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from relay.messages import Sampling
+from workers.engine.graphs import Graph
 from workers.engine.processors import LogitRow, ProcessorRows, process
 from workers.engine.sampling import SamplingRows, choose
 from workers.engine.slottables import SlotTables
@@ -52,6 +53,15 @@ class Parameters:
     def greedy(cls, rows: int, device: torch.device | str) -> Parameters:
         """Rows without sampling."""
         return cls.of([GREEDY] * rows, device)
+
+    @classmethod
+    def news(cls, graph: Graph, rows: Sequence[Sampling]) -> dict[str, Tensor]:
+        """The parameters of these rows for a run of the graph; nothing if they are those of its last run."""
+        samplings = tuple(rows)
+        if graph.remembered == samplings:
+            return {}
+        graph.remembered = samplings
+        return cls.of(samplings).tensors()
 
     def tensors(self) -> dict[str, Tensor]:
         """All of them by name."""

@@ -90,7 +90,7 @@ class Decoder:
         gains = [layer.input_gain for layer in self._layers[1:]] + [self._final_gain]
         normed = rms_norm(x, self._layers[0].input_gain, self._eps)
         for number, (layer, following) in enumerate(zip(self._layers, gains, strict=True)):
-            qkv = self._product(normed, layer.qkv, bias=layer.qkv_bias)
+            qkv = self._product(normed, layer.qkv, layer.qkv_bias, may_part=False)
             attended = self._attend(number, qkv, slots, starts, longest)
             x, normed = add_rms_norm(x, self._product(attended, layer.out), layer.post_gain, self._eps)
             gated = self._gated(normed, layer.gate_up)
@@ -103,9 +103,9 @@ class Decoder:
             return linear(hidden, weight, EXACT_TILE)
         return nn.functional.linear(hidden, weight)
 
-    def _product(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        """`x @ weight.T + bias`, perhaps in parts that are still to be summed."""
-        tile = EXACT_TILE if self._exact else tile_for(len(x), *weight.shape, may_part=bias is None)
+    def _product(self, x: Tensor, weight: Tensor, bias: Tensor | None = None, *, may_part: bool = True) -> Tensor:
+        """`x @ weight.T + bias`, if it may in parts that are still to be summed."""
+        tile = EXACT_TILE if self._exact else tile_for(len(x), *weight.shape, may_part=may_part)
         if tile is None:
             return nn.functional.linear(x, weight, bias)
         return linear(x, weight, tile, bias=bias)

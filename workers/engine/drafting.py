@@ -51,7 +51,7 @@ def draft_recorded(
         slots=model.with_scratch(torch.tensor([row.slot for row in rows], dtype=torch.int64), bucket),
         starts=torch.tensor([row.position - len(pair) for row, pair in zip(rows, pairs, strict=True)]),
         last=torch.tensor([len(pair) - 1 for pair in pairs], dtype=torch.int64),
-        **Parameters.of([row.sampling for row in rows]).tensors(),
+        **Parameters.news(graph, [row.sampling for row in rows]),
     )
     tokens, confidence = outputs["drafted"].cpu().unbind(0)
     kept = slice(steps), slice(len(pairs))

@@ -20,8 +20,8 @@ MOST_GRAPHS = 24
 ROWS = (1, 4, 16, 32, 64)
 #: query lengths that are recorded: a base token with 0, 2, 4, 8, 16 drafted ones, two tokens, and chunks of prompts
 QUERIES = (1, 2, 3, 5, 9, 17, 33, 64, 128, 256, 512)
-#: shortest cache length for which attention is recorded; the next ones are twice as long each
-SHORTEST = 1024
+#: cache lengths for which attention is recorded: these, and then twice these, and so on
+LENGTHS = (1024, 1536)
 #: runs before a recording, so that libraries and kernels have set themselves up
 _WARM_UPS = 2
 
@@ -38,9 +38,10 @@ class Bucket(NamedTuple):
 def bucket_of(rows: int, query: int, longest: int, *, max_query: int, capacity: int) -> Bucket:
     """The smallest recorded shape that holds a forward; `query` ≤ `max_query`, `longest` ≤ `capacity`."""
     most = next((length for length in QUERIES if length >= query), max_query)
-    length = SHORTEST
-    while length < longest + most - query:
-        length *= 2
+    end, scale = longest + most - query, 1
+    while end > LENGTHS[-1] * scale:
+        scale *= 2
+    length = next(length * scale for length in LENGTHS if length * scale >= end)
     num_rows = next((number for number in ROWS if number >= rows), -(-rows // ROWS[-1]) * ROWS[-1])
     return Bucket(num_rows, min(most, max_query), min(length, capacity))
 
@@ -88,13 +89,15 @@ def recorder_for(device: torch.device) -> Recorder:
     return CudaRecorder(device) if device.type == "cuda" else NoRecorder()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Graph:
     """A recorded computation and its buffers."""
 
     inputs: Mapping[str, Tensor]
     outputs: Mapping[str, Tensor]
     replay: Callable[[], None]
+    #: what those inputs were made of that seldom change, so that they need not be made and copied again
+    remembered: object = None
 
     @torch.inference_mode()
     def run(self, **values: Tensor) -> Mapping[str, Tensor]:

@@ -77,12 +77,25 @@ def dequantise(levels: torch.Tensor, steps: torch.Tensor) -> torch.Tensor:
 
 
 def _bytes_of(values: torch.Tensor) -> memoryview:
-    host = values.detach().cpu().contiguous()
-    return host.view(torch.uint8).numpy().data.cast("B")
+    source = values.detach().contiguous()
+    host = source
+    if source.is_cuda:  # to memory that the device writes itself, and waiting for this copy only
+        host = torch.empty(source.shape, dtype=source.dtype, pin_memory=True)
+        host.copy_(source, non_blocking=True)
+        torch.cuda.current_stream(source.device).synchronize()
+    return _memory(host)
 
 
 def _on(device: torch.device, data: bytes | memoryview, dtype: torch.dtype) -> torch.Tensor:
-    return torch.frombuffer(bytearray(data), dtype=dtype).to(device)
+    view = memoryview(data).cast("B")
+    host = torch.empty(view.nbytes // dtype.itemsize, dtype=dtype, pin_memory=device.type == "cuda")
+    _memory(host)[:] = view
+    return host.to(device, non_blocking=True)
+
+
+def _memory(host: torch.Tensor) -> memoryview:
+    """The bytes of a contiguous tensor on the CPU; they live as long as the view."""
+    return host.view(torch.uint8).numpy().data.cast("B")
 
 
 def pad_rows(packed: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:

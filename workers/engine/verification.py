@@ -112,7 +112,7 @@ def _verify_recorded(shard: TailShard, graphs: Graphs, tables: SlotTables, rows:
         starts=torch.tensor(rows.starts, dtype=torch.int64),
         drafts=_padded(rows.drafts, bucket.query - 1),
         lengths=torch.tensor(counts, dtype=torch.int64) - 1,
-        **Parameters.of([row.sampling for row in rows.rows]).tensors(),
+        **Parameters.news(graph, [row.sampling for row in rows.rows]),
     )
     accepted, following, finite = outputs["verdicts"].cpu()[:, : len(counts)].tolist()
     places = [index * bucket.query for index in range(len(counts))]

@@ -18,7 +18,7 @@ PIECE = 256
 #: of them at once
 _BLOCK = 64
 #: programs that keep an H200's 132 multiprocessors reading
-_ENOUGH_PROGRAMS = 400
+_ENOUGH_PROGRAMS = 800
 #: pieces that are put together at once
 _JOINED = 8
 #: queries of a group of heads that one program takes at most
