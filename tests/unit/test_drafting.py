@@ -120,7 +120,7 @@ def test_texts_are_the_models_own_with_drafts_made_apart_whatever_the_wire_does(
         (reference([rng.randrange(3)], 20)[: rng.randrange(1, 20)], rng.randrange(1, 25), rng.randrange(20))
         for _ in range(7)
     ]
-    trial = Trial(rng, 3, Returning(set()), Shortage(rng, 0), faults=seed % 3 * 10, delay=0.5)
+    trial = Trial(rng, 3, Returning(set()), Shortage(rng, 0), faults=seed % 3 * 10, delay=0.5, processed=set())
     trial.make_engine(0.7, options(slots=3, draft_length=4, lanes=2, prefill_chunk=6, drafts_apart=True))
     deadline = time.monotonic() + 30
     number = 0

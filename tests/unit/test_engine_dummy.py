@@ -12,7 +12,7 @@ from tests.models import VOCABULARY, byte_tokenizer, tiny_config, tiny_model
 from tests.pair import MAX_QUERY, Halves, generate, tasks_for
 from workers.engine.fingerprint import fingerprint
 from workers.engine.loader import load_head, load_tail, load_whole
-from workers.engine.source import resolve
+from workers.engine.source import Part, resolve
 from workers.engine.tokenizer import load_tokenizer
 from workers.head.drafters.model import ModelDrafter
 from workers.head.drafters.none import NoDrafter
@@ -80,5 +80,5 @@ def test_of_a_hub_model_with_dummy_weights_no_weight_file_is_fetched(tmp_path: P
         asked.append(patterns)
         return directory
 
-    assert resolve("owner/name", weights=False, download=download).path == directory
+    assert resolve("owner/name", Part.DESCRIPTION, download=download).path == directory
     assert len(asked) == 1

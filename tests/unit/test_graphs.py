@@ -7,6 +7,8 @@ import torch
 
 from workers.engine.graphs import Bucket, Graphs, NoRecorder, bucket_of
 
+CPU = torch.device("cpu")
+
 
 @pytest.mark.parametrize(
     ("rows", "query", "longest", "expected"),
@@ -31,7 +33,7 @@ class Counting:
     """Says how often something was recorded."""
 
     def __init__(self) -> None:
-        self.graphs = Graphs(NoRecorder(), most=2)
+        self.graphs = Graphs(NoRecorder(), CPU, most=2)
         self.recorded: list[str] = []
 
     def doubled(self, key: str, value: float) -> float:
@@ -54,7 +56,7 @@ def test_a_shape_is_recorded_once_and_the_one_not_used_for_longest_makes_room() 
 
 
 def test_what_stands_behind_a_shorter_value_stays() -> None:
-    graphs = Graphs(NoRecorder())
+    graphs = Graphs(NoRecorder(), CPU)
     graph = graphs.get("sum", lambda: {"x": torch.zeros(3)}, lambda x: {"y": x.sum(dim=0, keepdim=True)})
 
     graph.run(x=torch.tensor([1.0, 2.0, 3.0]))

@@ -15,7 +15,7 @@ import torch
 from relay.codec import encode
 from relay.errors import FrameInvalid, LinkLost
 from relay.messages import Hello, Release, Round, Verdict, Welcome
-from tasks.generation import FailureType, StopReason
+from tasks.generation import StopReason
 from tests.models import tiny_model
 from tests.pair import Line, Outcomes, options
 from tests.relay_messages import PROFILE, tail_info
@@ -70,7 +70,7 @@ def test_texts_are_the_models_own_and_nothing_is_on_a_wire(lanes: int) -> None:
         assert (outcome.metrics.wire_bytes_up, outcome.metrics.wire_bytes_down) == (0, 0)
 
 
-def test_where_the_tails_half_has_no_memory_the_longest_job_fails_and_the_others_go_on() -> None:
+def test_where_the_tails_half_has_no_memory_for_all_jobs_some_wait_and_none_fails() -> None:
     outcomes, tail = Outcomes(), FakeTail(3)
     engine = engine_on(tail, Line(job(number, [number] * (2 + 9 * number), 8) for number in range(3)), outcomes)
     while engine._scheduler.num_rows < 3:
@@ -79,8 +79,7 @@ def test_where_the_tails_half_has_no_memory_the_longest_job_fails_and_the_others
     tail.shortage = lambda: bool(left) and left.pop() == 1
     while len(outcomes.finished) < 3:
         engine.step()
-    assert outcomes.finished["job2.1"].failure is FailureType.OUT_OF_MEMORY
-    for number in (0, 1):
+    for number in range(3):
         assert list(outcomes.finished[f"job{number}.1"].token_ids) == reference([number] * (2 + 9 * number), 8)
 
 

@@ -14,15 +14,14 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from workers.engine.kernels.attention import PIECE, attend, rotate_and_store
-from workers.engine.kernels.linear import Tile, add_rms_norm, linear, rms_norm, silu_mul
-from workers.engine.kernels.tiles import gated_tile_for, tile_for
+from workers.engine.kernels.linear import add_rms_norm, linear, rms_norm, silu_mul
+from workers.engine.kernels.tiles import Tiles
 from workers.engine.kvcache import SlotCache
 
 #: model types whose layers are what `Decoder` computes, as far as the config says nothing unusual
 MODEL_TYPES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 
-#: the one tile, and the one number of queries, where a token's bits must not depend on how many come together
-EXACT_TILE = Tile(block_m=16, block_n=32, block_k=64, stages=3)
+#: the number of queries that attention takes at once where their bits must not depend on how many come together
 EXACT_QUERIES = 64
 
 
@@ -73,6 +72,7 @@ class Decoder:
         self._layers = [_layer(layer, _window(config, number)) for number, layer in enumerate(model.layers)]
         self._cache = cache
         self._exact = exact
+        self._tiles = Tiles.on(cache.keys.device, cache.keys.dtype)
         positions = torch.arange(cache.capacity, device=cache.keys.device)[None]
         cosines, sines = model.rotary_emb(torch.empty(0, device=cache.keys.device), positions)
         half = cosines.shape[-1] // 2
@@ -100,18 +100,18 @@ class Decoder:
     def project(self, hidden: Tensor, weight: Tensor) -> Tensor:
         """`hidden` [n, hidden] times a weight such as the LM head's."""
         if self._exact:
-            return linear(hidden, weight, EXACT_TILE)
+            return linear(hidden, weight, self._tiles.exact())
         return nn.functional.linear(hidden, weight)
 
     def _product(self, x: Tensor, weight: Tensor, bias: Tensor | None = None, *, may_part: bool = True) -> Tensor:
         """`x @ weight.T + bias`, if it may in parts that are still to be summed."""
-        tile = EXACT_TILE if self._exact else tile_for(len(x), *weight.shape, may_part=may_part)
+        tile = self._tiles.exact() if self._exact else self._tiles.plain(len(x), *weight.shape, may_part=may_part)
         if tile is None:
             return nn.functional.linear(x, weight, bias)
         return linear(x, weight, tile, bias=bias)
 
     def _gated(self, x: Tensor, weight: Tensor) -> Tensor:
-        tile = EXACT_TILE if self._exact else gated_tile_for(len(x), *weight.shape)
+        tile = self._tiles.exact() if self._exact else self._tiles.gated(len(x), *weight.shape)
         if tile is None:
             return silu_mul(nn.functional.linear(x, weight))
         return linear(x, weight, tile, gated=True)

@@ -6,13 +6,17 @@ recorded shape, its `Bucket`. Shapes are recorded when they are first needed; th
 
 from __future__ import annotations
 
+import logging
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
+
+log = logging.getLogger(__name__)
 
 #: recorded computations that one model keeps
 MOST_GRAPHS = 24
@@ -54,19 +58,22 @@ class Recorder(Protocol):
 
 
 class CudaRecorder:
-    """Captures CUDA graphs that share one pool of memory: they never run at the same time."""
+    """Captures CUDA graphs that share one pool of memory: they never run at the same time.
+
+    What cannot be captured is computed anew each time.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._pool = torch.cuda.graph_pool_handle()
 
     def record(self, compute: Callable[[], None]) -> Callable[[], None]:
-        current, side = torch.cuda.current_stream(self._device), torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
-        side.wait_stream(current)
+        usual, side = torch.cuda.current_stream(self._device), torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+        side.wait_stream(usual)
         with torch.cuda.stream(side):
             for _ in range(_WARM_UPS):
                 compute()
-        current.wait_stream(side)
+        usual.wait_stream(side)
         graph = torch.cuda.CUDAGraph()
         # other threads may use another device meanwhile
         with (
@@ -82,6 +89,11 @@ class NoRecorder:
 
     def record(self, compute: Callable[[], None]) -> Callable[[], None]:
         return compute
+
+
+def current(device: torch.device) -> AbstractContextManager[object]:
+    """The thread's current device, where kernels of our own are started, is this one."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 def recorder_for(device: torch.device) -> Recorder:
@@ -115,8 +127,9 @@ class Graph:
 class Graphs:
     """The recorded computations of one model."""
 
-    def __init__(self, recorder: Recorder, most: int = MOST_GRAPHS) -> None:
+    def __init__(self, recorder: Recorder, device: torch.device, most: int = MOST_GRAPHS) -> None:
         self._recorder = recorder
+        self._device = device
         self._most = most
         self._graphs: OrderedDict[Hashable, Graph] = OrderedDict()
 
@@ -136,7 +149,8 @@ class Graphs:
         if graph is None:
             while len(self._graphs) >= self._most:
                 self._graphs.popitem(last=False)
-            graph = self._graphs[key] = self._record(inputs(), compute)
+            with current(self._device):
+                graph = self._graphs[key] = self._record(inputs(), compute)
         self._graphs.move_to_end(key)
         return graph
 

@@ -15,7 +15,7 @@ from workers.engine.attention import masks_by_layer_type
 from workers.engine.checkpoint import EMBEDDING
 from workers.engine.drafting import draft_recorded
 from workers.engine.families import Family, MaskStyle, mask_windows, transform_logits
-from workers.engine.graphs import Bucket, Graphs, bucket_of, recorder_for
+from workers.engine.graphs import Bucket, Graphs, bucket_of, current, recorder_for
 from workers.engine.kvcache import RowsOfCache, SlotCache
 from workers.engine.processors import LogitRow
 from workers.engine.quantization import stored_bytes
@@ -98,7 +98,7 @@ class Half:
         self._decoder = make_decoder(base, config, self._cache, mode)
         #: no fused layers that keep tokens apart: then they are fed one by one
         self._singly = mode.exact and self._decoder is None
-        self._graphs = Graphs(recorder_for(self.device)) if mode.graphs and not self._singly else None
+        self._graphs = Graphs(recorder_for(self.device), self.device) if mode.graphs and not self._singly else None
 
     @property
     def num_weight_bytes(self) -> int:
@@ -132,7 +132,8 @@ class Half:
         if longest > self._cache.capacity:
             raise ValueError(f"position {longest} is beyond the cache's {self._cache.capacity}")
         if self._decoder is not None:
-            return self._decoder.forward(inputs, slots, starts, longest)
+            with current(self.device):
+                return self._decoder.forward(inputs, slots, starts, longest)
         if self._singly:
             return self._run_singly(inputs, slots, starts)
         return self._run_library(inputs, slots, starts, longest)
@@ -236,7 +237,8 @@ class _WithLMHead(Half):
     def raw_logits(self, hidden: Tensor) -> Tensor:
         """Normed hidden states [n, hidden] to logits [n, vocab] in the half's dtype, with the model's own transform."""
         if self._decoder is not None:
-            return self._decoder.project(hidden, self._lm_head.weight)
+            with current(self.device):
+                return self._decoder.project(hidden, self._lm_head.weight)
         scores = torch.cat([self._lm_head(row[None]) for row in hidden]) if self._singly else self._lm_head(hidden)
         return transform_logits(scores, self._family, self.config)
 

@@ -1,0 +1,5 @@
+"""Before anything imports Triton."""
+
+from tests import interpreted
+
+__all__ = ["interpreted"]
