@@ -338,3 +338,28 @@ def test_a_stop_string_that_begins_within_the_minimum_and_ends_behind_it_ends_th
 
 def test_max_tokens_ends_the_text_before_the_minimum() -> None:
     assert limited(99, max_tokens=3).commit(byte_ids(b"abcd")) is FinishReason.LENGTH
+
+
+class Counting:
+    """A tokenizer that remembers how many tokens it had to decode at once."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokenizer, self.most = tokenizer, 0
+
+    def decode(self, tokens: list[int], *, skip_special_tokens: bool) -> str:
+        self.most = max(self.most, len(tokens))
+        return str(self.tokenizer.decode(tokens, skip_special_tokens=skip_special_tokens))
+
+
+def test_bytes_that_never_become_a_character_do_not_make_steps_longer_and_longer() -> None:
+    tokenizer = Counting(byte_level())
+    stream = TextStream(tokenizer)  # type: ignore[arg-type]
+    (continuation,) = byte_ids(b"\xa9")
+
+    for _ in range(500):
+        stream.append(continuation)
+    for token in byte_ids(b"still here"):
+        stream.append(token)
+
+    assert stream.text.endswith("still here")
+    assert tokenizer.most < 50

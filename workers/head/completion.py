@@ -10,6 +10,8 @@ from tasks.generation import FinishReason
 
 #: what a decoder writes for bytes that are no character, or not yet
 _REPLACEMENT = "\ufffd"
+#: tokens that may wait for a character to become whole; one takes four bytes, so four tokens, at most
+_MOST_PENDING = 16
 
 
 class Completion:
@@ -150,11 +152,13 @@ class TextStream:
         """Take one more token; `text` grows by the characters that it completes."""
         self._window.append(token)
         decoded = self._decoded()
-        whole = decoded.rstrip(_REPLACEMENT)
+        # tokens without text, and bytes that become no character, must not let every step decode more than the last
+        is_overdue = len(self._window) - self._num_known > _MOST_PENDING
+        whole = decoded if is_overdue else decoded.rstrip(_REPLACEMENT)
         fresh = whole[len(self._known) + self._num_shown :]
         self.text += fresh
         self._num_shown += len(fresh)
-        if whole == decoded and len(decoded) > len(self._known):
+        if is_overdue or (whole == decoded and len(decoded) > len(self._known)):
             self._advance()
 
     def _advance(self) -> None:
