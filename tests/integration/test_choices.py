@@ -100,8 +100,8 @@ def test_the_prompt_is_sent_once_and_the_figures_cover_all_choices(halves: Halve
     assert together.tokens_per_round == 1.0
     prefill, sent = singles[0].prompt_tokens, together.wire_bytes_up
     row = sum(metrics.wire_bytes_up for metrics in apart if metrics is not None) / (SLOTS * (prefill + 11))
-    # beside its 11 rounds each choice sends the end of its prompt, in a frame of its own
-    assert sent < row * (prefill + SLOTS * (11 + 6))
+    # the prompt once; the ends that each choice sends of it come to less than another prompt
+    assert sent < row * (2 * prefill + SLOTS * 11)
     assert together.cached_tokens == 0
 
 

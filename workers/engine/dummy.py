@@ -11,7 +11,6 @@ import hashlib
 from collections.abc import Iterator, Mapping
 
 import torch
-from accelerate import init_empty_weights
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 
@@ -28,7 +27,7 @@ class DummyWeights:
 
     def __init__(self, config: PreTrainedConfig) -> None:
         """`config` is the whole text model's."""
-        with init_empty_weights():
+        with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)  # type: ignore[no-untyped-call]
         self._shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
         if config.tie_word_embeddings:

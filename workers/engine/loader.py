@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +34,8 @@ LoadFormat = Literal["auto", "dummy"]
 
 #: where checkpoints keep the text model, longest first: multimodal ones nest it
 PREFIXES = ("model.language_model.", "language_model.model.", "model.", "")
+#: `init_empty_weights` patches torch for all threads, and two at a time would leave it patched
+_ONE_AT_A_TIME = threading.Lock()
 LAYER = re.compile(r"layers\.(\d+)\.(.+)")
 
 
@@ -273,7 +276,7 @@ def empty_base(
     short.use_cache = True
     register_grouped_attention()
     # buffers such as rotary frequencies are not in the checkpoint, so they must be computed for real
-    with init_empty_weights(include_buffers=False):
+    with _ONE_AT_A_TIME, init_empty_weights(include_buffers=False):
         base: Any = AutoModel.from_config(  # type: ignore[no-untyped-call]
             short, attn_implementation="eager" if eager else GROUPED, trust_remote_code=False
         )
@@ -345,7 +348,7 @@ def _load_lm_head(plan: _Plan, embedding: Tensor | None) -> nn.Linear:
         ((_, weight),) = _read(plan, {stored: "weight"})
     expected = torch.Size((plan.config.vocab_size, plan.config.hidden_size))
     checkpoint.check_shape(stored, expected, weight.shape)
-    with init_empty_weights():
+    with torch.device("meta"):
         lm_head = nn.Linear(plan.config.hidden_size, plan.config.vocab_size, bias=False)
     lm_head.weight = nn.Parameter(weight, requires_grad=False)
     return lm_head
