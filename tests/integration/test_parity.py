@@ -114,7 +114,7 @@ def test_a_tiny_models_texts_are_the_uncut_models_whichever_way_they_are_made(ti
     tiny.assert_parity(sampled_requests(24)[8:16], way)
 
 
-#: each drafter once; the other draft lengths on the real model belong to `make parity`, the tiny model has them all above
+#: each drafter once; the other draft lengths on the real model are left to `make parity`: the tiny model has them above
 _REAL_WAYS = [
     pytest.param(way, marks=() if way.draft_length == 4 else pytest.mark.slow, id=_name(way)) for way in PAIRWISE_WAYS
 ]
