@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from relay.messages import History
 from tasks.generation import GenerationRequest, Outcome
 from tests.models import EOS_ID, tiny_model
 from tests.pair import Halves, generate, tasks_for
 from tests.parity import greedy_requests, processed_requests, sampled_requests
+from workers.engine.choosing import GREEDY
+from workers.engine.slottables import SlotTables
 from workers.head.drafters import Drafter, make_drafter
 
 SLOTS = 5
@@ -62,6 +66,17 @@ def test_texts_and_logprobs_are_those_of_the_plain_way(ways: tuple[Way, Way], ki
         assert [each.chosen.logprob for each in one.logprobs] == pytest.approx(
             [each.chosen.logprob for each in other.logprobs], abs=1e-4
         )
+
+
+def test_a_table_that_appears_later_is_not_missed_by_what_was_recorded_before() -> None:
+    """A recording holds the addresses of the tables that there were."""
+    tables = SlotTables(1, 8, "cpu")
+    tables.begin(0, replace(GREEDY, presence_penalty=1.0), History((1,), ()))
+    before = tables.allocated
+
+    tables.begin(0, replace(GREEDY, repetition_penalty=2.0), History((1,), ()))
+
+    assert tables.allocated != before
 
 
 def test_shapes_are_recorded_once(ways: tuple[Way, Way]) -> None:

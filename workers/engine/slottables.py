@@ -37,6 +37,11 @@ class SlotTables:
         #: slots whose output is counted
         self._counting: set[int] = set()
 
+    @property
+    def allocated(self) -> tuple[bool, ...]:
+        """Which tables there are: a recorded computation knows of those that there were when it was recorded."""
+        return tuple(table is not None for table in (self.counts, self.prompted, self.bias, self.barred))
+
     @torch.inference_mode()
     def begin(self, slot: int, sampling: Sampling, history: History | None) -> None:
         """A slot's rows for a job with these tokens so far; penalties of a job without history count from here on."""
