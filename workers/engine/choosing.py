@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from relay.messages import Sampling
-from workers.engine.graphs import Graph
+from workers.engine.graphs import Graph, current
 from workers.engine.processors import LogitRow, ProcessorRows, process
 from workers.engine.sampling import SamplingRows, choose
 from workers.engine.slottables import SlotTables
@@ -146,10 +146,16 @@ def choose_rows(
 
 def choose_at(logits: Tensor, rows: Sequence[LogitRow], tables: SlotTables, prefixes: Tensor | None) -> Tensor:
     """The token of each of these rows, int64 [n], from float32 logits [n, vocab] that are finite."""
-    device = logits.device
+    device, samplings = logits.device, [row.sampling for row in rows]
     positions = torch.tensor([row.position for row in rows], device=device)
+    if logits.is_cuda:  # by the very kernels that recorded computations use: a token hangs on no rounding of theirs
+        context = Context(tables, torch.tensor([row.slot for row in rows], device=device), prefixes)
+        parameters, num_tokens = Parameters.of(samplings, device), logits.shape[-1]
+        with current(device):
+            chosen = choose_rows(logits, parameters, positions, Needs.of(rows), context, num_tokens=num_tokens)
+        return chosen.tokens
     scores = process(logits, ProcessorRows.from_rows(rows, device), tables, positions, prefixes)
-    return choose(scores, SamplingRows.from_rows([row.sampling for row in rows], device), positions)
+    return choose(scores, SamplingRows.from_rows(samplings, device), positions)
 
 
 def _processors(rows: Parameters, needs: Needs, context: Context) -> ProcessorRows:
