@@ -231,3 +231,22 @@ def test_a_row_with_a_value_that_is_no_number_says_so(value: float) -> None:
 
     assert chosen.finite.tolist() == [True, False, True]
     assert all(0 <= token < 300 for token in chosen.tokens.tolist())
+
+
+def test_a_row_with_barred_tokens_is_sound_and_chooses_among_the_others() -> None:
+    torch.manual_seed(7)
+    logits = torch.randn(2, 5000)
+    logits[0, :4500] = float("-inf")
+
+    chosen = choose(
+        logits,
+        Parameters.of([SETTINGS[0]] * 2, logits.device),
+        torch.zeros(2, dtype=torch.int64),
+        num_tokens=5000,
+        cuts=False,
+        barred=True,
+    )
+
+    assert chosen.finite.tolist() == [True, True]
+    assert int(chosen.tokens[0]) == 4500 + int(logits[0, 4500:].argmax())
+    torch.testing.assert_close(chosen.confidence, logits.softmax(dim=-1).amax(dim=-1), rtol=1e-4, atol=1e-6)

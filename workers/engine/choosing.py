@@ -140,7 +140,7 @@ def choose_rows(
         return _choose(logits, rows, positions, num_tokens=num_tokens, cuts=needs.cuts)
     real = logits[:, :num_tokens].float()
     scores = process(real, _processors(rows, needs, context), context.tables, positions, context.prefixes)
-    chosen = _choose(scores, rows, positions, num_tokens=num_tokens, cuts=needs.cuts)
+    chosen = _choose(scores, rows, positions, num_tokens=num_tokens, cuts=needs.cuts, barred=needs.barred)
     return replace(chosen, finite=real.isfinite().all(dim=-1))
 
 
@@ -173,11 +173,13 @@ def _processors(rows: Parameters, needs: Needs, context: Context) -> ProcessorRo
     )
 
 
-def _choose(logits: Tensor, rows: Parameters, positions: Tensor, *, num_tokens: int, cuts: bool) -> Chosen:
+def _choose(
+    logits: Tensor, rows: Parameters, positions: Tensor, *, num_tokens: int, cuts: bool, barred: bool = False
+) -> Chosen:
     if logits.is_cuda:
         from workers.engine.kernels import choose as kernels  # only machines with a GPU have Triton
 
-        return kernels.choose(logits, rows, positions, num_tokens=num_tokens, cuts=cuts)
+        return kernels.choose(logits, rows, positions, num_tokens=num_tokens, cuts=cuts, barred=barred)
     real = logits[:, :num_tokens].float()
     tokens = choose(real, SamplingRows.from_rows(_read(rows), logits.device), positions)
     confidence = (real.gather(1, tokens[:, None])[:, 0] - real.logsumexp(dim=-1)).exp()

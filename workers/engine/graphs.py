@@ -7,6 +7,7 @@ recorded shape, its `Bucket`. Shapes are recorded when they are first needed; th
 from __future__ import annotations
 
 import logging
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -15,6 +16,8 @@ from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
+
+from workers.memory import is_out_of_memory
 
 log = logging.getLogger(__name__)
 
@@ -26,6 +29,8 @@ ROWS = (1, 4, 16, 32, 64)
 QUERIES = (1, 2, 3, 5, 9, 17, 33, 64, 128, 256, 512)
 #: cache lengths for which attention is recorded: these, and then twice these, and so on
 LENGTHS = (1024, 1536)
+#: torch captures one graph at a time in a process
+_ONE_AT_A_TIME = threading.Lock()
 #: runs before a recording, so that libraries and kernels have set themselves up
 _WARM_UPS = 2
 
@@ -66,20 +71,30 @@ class CudaRecorder:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._pool = torch.cuda.graph_pool_handle()
+        # Its own: torch would capture on a stream of the device that recorded first in this process.
+        self._side: torch.cuda.Stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def record(self, compute: Callable[[], None]) -> Callable[[], None]:
-        usual, side = torch.cuda.current_stream(self._device), torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
-        side.wait_stream(usual)
-        with torch.cuda.stream(side):
-            for _ in range(_WARM_UPS):
-                compute()
-        usual.wait_stream(side)
+        with _ONE_AT_A_TIME, torch.cuda.device(self._device):
+            usual = torch.cuda.current_stream(self._device)
+            self._side.wait_stream(usual)
+            with torch.cuda.stream(self._side):
+                for _ in range(_WARM_UPS):
+                    compute()
+            usual.wait_stream(self._side)
+            try:
+                return self._captured(compute)
+            except RuntimeError as error:
+                for each in (error, error.__context__):
+                    if each is not None and is_out_of_memory(each):
+                        raise each from None
+                log.warning("computed step by step, for it cannot be recorded: %s", str(error).splitlines()[0])
+                return compute
+
+    def _captured(self, compute: Callable[[], None]) -> Callable[[], None]:
         graph = torch.cuda.CUDAGraph()
         # other threads may use another device meanwhile
-        with (
-            torch.cuda.device(self._device),
-            torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"),
-        ):
+        with torch.cuda.graph(graph, pool=self._pool, stream=self._side, capture_error_mode="thread_local"):
             compute()
         return graph.replay
 
@@ -117,10 +132,12 @@ class Graph:
 
         What stands behind a shorter value is what it was.
         """
+        remembered, self.remembered = self.remembered, None  # until all of it has arrived
         for name, value in values.items():
             buffer = self.inputs[name]
             (buffer if len(value) == len(buffer) else buffer[: len(value)]).copy_(value, non_blocking=True)
         self.replay()
+        self.remembered = remembered
         return self.outputs
 
 

@@ -120,9 +120,12 @@ def packed_places(counts: Sequence[int], query: int) -> list[int]:
 
 
 def padded_places(counts: Sequence[int], query: int) -> list[int]:
-    """Where the entries of padded rows stand among packed ones; behind a row's own, the first of all."""
+    """Where the entries of padded rows stand among packed ones; behind a row's own, its first again.
+
+    Never another row's: what pads a row goes into its cache, and must be as sound as the row itself.
+    """
     places, begin = [], 0
     for count in counts:
-        places += [*range(begin, begin + count), *[0] * (query - count)]
+        places += [*range(begin, begin + count), *[begin] * (query - count)]
         begin += count
     return places

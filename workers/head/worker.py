@@ -115,6 +115,8 @@ def settle(relay: Relay, settings: HeadSettings, stop: threading.Event) -> tuple
     claim = relay.claim_split(described.profile, split)
     if settings.split == "auto" and claim.split != split:  # another head was quicker
         split = claim.split
+        claim.close()
+        claim = relay.claim_split(described.profile, split)  # keep the word that is kept, not the one we came with
         slots = checked_slots(machine, settings.slots, split)
     return settings.model_copy(update={"split": split, "slots": slots}), claim
 

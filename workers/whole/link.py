@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from relay.messages import Downward, Hello, Upward, Welcome
 from relay.transport import Lease, Received, TailInfo
 from workers.engine.shard import TailShard
+from workers.engine.slottables import SlotTables
 from workers.tail.engine import TailEngine
 from workers.tail.line import Line
 from workers.tail.worker import answer_next
@@ -71,6 +72,8 @@ class DirectRelay:
     def __init__(self, tail: TailInfo, shard: TailShard) -> None:
         self._tail = tail
         self._shard = shard
+        # as long-lived as the half: recorded computations read them
+        self._tables = SlotTables(shard.slots, shard.vocab_size, shard.device)
         self._epoch = 0
 
     def tails(self) -> list[TailInfo]:
@@ -82,7 +85,7 @@ class DirectRelay:
 
     def connect(self, lease: Lease, hello: Hello) -> DirectLink:
         """The tail accepts at once."""
-        engine = TailEngine(self._shard, slots=hello.slots, max_query=hello.max_query)
+        engine = TailEngine(self._shard, slots=hello.slots, max_query=hello.max_query, tables=self._tables)
         return DirectLink(engine, Welcome(lease.tail.tail, hello.epoch))
 
 

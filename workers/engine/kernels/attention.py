@@ -17,6 +17,8 @@ from torch import Tensor
 PIECE = 256
 #: of them at once
 _BLOCK = 64
+#: elements of all pieces together, float32: many queries have work for the whole chip with few pieces
+_MOST_PIECED = 64 << 20
 #: programs that keep an H200's 132 multiprocessors reading
 _ENOUGH_PROGRAMS = 800
 #: pieces that are put together at once
@@ -277,6 +279,8 @@ def attend(
         piece = PIECE
         while piece > _BLOCK and rows * kv_heads * triton.cdiv(longest, piece) < _ENOUGH_PROGRAMS:
             piece //= 2
+        while tokens * heads * dim * triton.cdiv(longest, piece) > _MOST_PIECED and piece < longest:
+            piece *= 2
     num_pieces = triton.cdiv(longest, piece)
     block_m = queries or max(16, min(_MOST_QUERIES, triton.next_power_of_2(group * length)))
     block_d = max(16, triton.next_power_of_2(dim))

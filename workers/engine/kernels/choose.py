@@ -281,6 +281,7 @@ def _choose_part(
     num_tokens,
     num_parts: tl.constexpr,
     has_cuts: tl.constexpr,
+    has_barred: tl.constexpr,
     block: tl.constexpr,
 ):
     """The best token of one part of one row's vocabulary; and peak and mass of its own logits."""
@@ -305,10 +306,15 @@ def _choose_part(
     tl.store(best_at + place, best)
     tl.store(token_at + place, tl.min(tl.where(score == best, ids, 2147483647), axis=0))
     # a sum is no number if one of its parts is none; infinities are made so
-    broken = tl.sum(tl.where(is_token, logit - logit, 0.0), axis=0)
+    counts = is_token
+    if has_barred:
+        counts = counts & (logit > float("-inf"))
+    broken = tl.sum(tl.where(counts, logit - logit, 0.0), axis=0)
+    # a part that is barred as a whole has no peak to subtract
     peak = tl.max(logit, axis=0)
+    ground = tl.where(peak == float("-inf"), 0.0, peak)
     tl.store(peak_at + place, peak)
-    tl.store(mass_at + place, tl.sum(tl.exp(logit - peak), axis=0) + broken)
+    tl.store(mass_at + place, tl.sum(tl.exp(logit - ground), axis=0) + broken)
 
 
 @triton.jit
@@ -346,8 +352,10 @@ def _choose(
     tl.store(finite_at + row, confidence == confidence)
 
 
-def choose(logits: Tensor, rows: Parameters, positions: Tensor, *, num_tokens: int, cuts: bool) -> Chosen:
-    """`workers.engine.choosing.choose_rows` on a GPU."""
+def choose(
+    logits: Tensor, rows: Parameters, positions: Tensor, *, num_tokens: int, cuts: bool, barred: bool = False
+) -> Chosen:
+    """`workers.engine.choosing.choose_rows` on a GPU; `barred`: some logits may be -inf, which is no fault then."""
     n, stride = logits.shape
     device, num_parts = logits.device, triton.cdiv(num_tokens, _BLOCK)
 
@@ -389,6 +397,7 @@ def choose(logits: Tensor, rows: Parameters, positions: Tensor, *, num_tokens: i
         num_tokens,
         num_parts=num_parts,
         has_cuts=cuts,
+        has_barred=barred,
         block=_BLOCK,
         num_warps=8,
     )
