@@ -47,8 +47,9 @@ demo: $(STAMP)
 # One thread per process: the tests' many processes share the cores.
 test parity: export OMP_NUM_THREADS ?= 1
 
+# Files in their own order: the long ones, which start processes, come first and short ones fill up the end.
 test: $(STAMP)
-	$(BIN)/python -m pytest -m "not slow" -n 2 --dist loadfile $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m "not slow" -n 2 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
