@@ -42,7 +42,7 @@ def draft_recorded(
     bucket = model.bucket(len(pairs), 2, max(row.position for row in rows) + most - 1)
     needs = Needs.of(rows)
     graph = graphs.get(
-        ("draft", bucket, most, needs, tables.allocated),
+        ("draft", bucket, most, needs, tables, tables.allocated),
         lambda: _buffers(model, bucket),
         lambda **inputs: _draft(model, tables, bucket.longest, most, needs, **inputs),
     )

@@ -101,7 +101,7 @@ def _verify_recorded(shard: TailShard, graphs: Graphs, tables: SlotTables, rows:
     bucket = shard.bucket(len(counts), max(counts), longest)
     needs, keeps_logits = Needs.of(rows.rows), rows.wants_logprobs
     graph = graphs.get(
-        ("verify", bucket, needs, tables.allocated, keeps_logits),
+        ("verify", bucket, needs, tables, tables.allocated, keeps_logits),
         lambda: _buffers(shard, bucket),
         lambda **inputs: _verify(shard, tables, bucket, needs, keeps_logits, **inputs),
     )
