@@ -15,8 +15,9 @@ MAX_QUERY = 512
 MAX_LANES = 64
 #: tokens of a prefill chunk, with a link and without one: 256 keep a GPU busy
 SPLIT_CHUNK, WHOLE_CHUNK = 64, 256
-#: tokens of prefill between two rounds of a whole model: rounds are worth the more, the more rows they have
-WHOLE_PREFILL = 1024
+#: tokens of prefill between two rounds. Of a whole model: rounds are worth the more, the more rows they have. On a link
+#: the prompts' first tokens shall be on their way soon; a GPU computes several short ones in the time of one
+WHOLE_PREFILL, GPU_PREFILL = 1024, 256
 
 Quantization = Literal["none", "nf4", "int8"]
 Split = Annotated[int, Field(ge=1)] | Literal["auto"]
@@ -125,8 +126,10 @@ class HeadSettings(WorkerSettings):
 
     @property
     def prefill_per_turn(self) -> int:
-        """Tokens of prefill after which it is the rounds' turn again. On a link, one chunk: rounds wait behind it."""
-        return WHOLE_PREFILL if self.whole else 1
+        """Tokens of prefill after which it is the rounds' turn again; at least one chunk goes."""
+        if self.whole:
+            return WHOLE_PREFILL
+        return GPU_PREFILL if is_gpu(self.device) else 1
 
     @property
     def draft_device(self) -> str:

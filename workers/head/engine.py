@@ -14,7 +14,7 @@ from typing import Protocol
 
 import torch
 
-from relay.messages import Accepted, Copy, Prefill, Round, Void, VoidReason
+from relay.messages import Accepted, Prefill, Round, Void, VoidReason
 from tasks.generation import FailureType, Outcome, StopReason
 from workers.engine.shard import HeadShard
 from workers.errors import OutOfMemory
@@ -29,12 +29,13 @@ from workers.head.jobs import Job
 from workers.head.lanes import Lanes
 from workers.head.ledger import Rate
 from workers.head.options import EngineOptions
+from workers.head.prefilling import ChunkMaker, MadeChunk, together
 from workers.head.rounds import MadeRound, RoundMaker, draft_policy
 from workers.head.scheduler import Chunk, Scheduler
 from workers.head.slots import NOTHING_HELD, HeadSlot
-from workers.head.timeline import MadeChunk, Timeline
+from workers.head.timeline import Timeline
 from workers.head.trace import NoTrace, Trace
-from workers.head.uplink import Uplink
+from workers.head.uplink import BUDGET_S, Uplink
 from workers.memory import free_unused, memory_watched
 
 log = logging.getLogger(__name__)
@@ -100,6 +101,7 @@ class HeadEngine:
         costs = Costs(drafts_apart=options.drafts_apart_on is not None)
         self._policy = draft_policy(options.draft_length, options.max_draft_length, costs)
         self._rounds = RoundMaker(self._forward, self._policy)
+        self._chunks = ChunkMaker(self._forward)
         self._scheduler = Scheduler(slots=options.slots, lanes=options.lanes, prefix_reuse=options.prefix_reuse)
         self._allowance = Allowance(options.slots)
         self._lanes = Lanes(options.lanes, fixed=not options.adapt_lanes)
@@ -268,50 +270,40 @@ class HeadEngine:
 
     def _prefill(self) -> None:
         """Compute and send a turn's chunks, if there are any: rounds go on in between."""
-        num_tokens = 0
-        while num_tokens < self._options.prefill_per_turn and (chunk := self._next_chunk()) is not None:
-            self._send_chunk(chunk)
-            num_tokens += chunk.length
-
-    def _next_chunk(self) -> Chunk | None:
-        most = self._options.prefill_chunk
+        most, per_turn = self._options.prefill_chunk, self._options.prefill_per_turn
         if self._scheduler.num_rows:
             if self._uplink.wait_s(time.perf_counter()) > 0:
-                return None
+                return
             most = self._uplink.chunk_tokens()
-        return self._scheduler.next_chunk(most)
+            per_turn = self._uplink.tokens_in(BUDGET_S, per_turn)
+        num_tokens, chunks = 0, list[Chunk]()
+        while num_tokens < max(1, per_turn) and (chunk := self._scheduler.next_chunk(most)) is not None:
+            if chunks and not together(chunks, chunk):
+                self._send_chunks(chunks)
+                chunks = []
+            chunks.append(chunk)
+            num_tokens += chunk.length
+        self._send_chunks(chunks)
 
-    def _send_chunk(self, chunk: Chunk) -> None:
-        started = time.perf_counter()
+    def _send_chunks(self, chunks: list[Chunk]) -> None:
+        """Compute and send chunks that may run as one; where there is no memory for that, one by one."""
+        chunks = [chunk for chunk in chunks if chunk.is_awaited]
+        if not chunks:
+            return
         try:
             with memory_watched(self._device):
-                frame = self._chunk_frame(chunk)
+                made = self._chunks.make(self._link().next_number, chunks)
         except OutOfMemory as error:
-            self._starved([chunk.slot], f"the head had no memory for {chunk.length} tokens of the prompt: {error}")
+            if len(chunks) == 1:
+                (chunk,) = chunks
+                self._starved([chunk.slot], f"the head had no memory for {chunk.length} tokens of the prompt: {error}")
+                return
+            free_unused(self._device)
+            for chunk in chunks:
+                self._send_chunks([chunk])
             return
-        made = MadeChunk(chunk.length, time.perf_counter() - started)
-        self._send(self._scheduler.prefill_lane(chunk.slot), frame, made)
-
-    def _chunk_frame(self, chunk: Chunk) -> Prefill:
-        slot, job = chunk.slot, _job(chunk.slot)
-        copy = None
-        if chunk.copy is not None:
-            copy = Copy(chunk.copy.source.index, chunk.copy.source.held.generation, chunk.copy.length)
-            self._forward.copy_slot(copy.slot, slot.index, copy.length)
-        tokens = job.tokens[chunk.start : chunk.start + chunk.length]
-        return Prefill(
-            number=self._link().next_number(),
-            slot=slot.index,
-            generation=slot.generation,
-            round=slot.next_round(),
-            position=chunk.start,
-            token=tokens[-1],
-            last=chunk.last,
-            sampling=job.sampling if chunk.last else job.sampling.without_processors,
-            copy=copy,
-            hidden=self._forward.run([tokens], [slot.index], [chunk.start]),
-            history=job.history if chunk.last else None,
-        )
+        for chunk, each in zip(chunks, made, strict=True):
+            self._send(self._scheduler.prefill_lane(chunk.slot), each.frame, each)
 
     # -- collect ----------------------------------------------------------------------------------------------
 

@@ -192,10 +192,8 @@ class TailWorker:
 def answer_next(line: Line, engine: TailEngine) -> list[tuple[int, Verdict]]:
     """Work on what the line gives next: the lanes and verdicts to send."""
     taken = line.take()
-    if isinstance(taken, list):
-        verdicts = engine.answer_rounds([received.message for received in taken])
-        return [_timed(received, verdict) for received, verdict in zip(taken, verdicts, strict=True)]
-    return [_timed(taken, engine.answer(taken.message))]
+    verdicts = engine.answer_all([received.message for received in taken])
+    return [_timed(received, verdict) for received, verdict in zip(taken, verdicts, strict=True)]
 
 
 def _timed(received: Received[Any], verdict: Verdict) -> tuple[int, Verdict]:
