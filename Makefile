@@ -65,6 +65,7 @@ parity: $(STAMP)
 
 docs: $(STAMP)
 	$(BIN)/python -m scripts.settings_page
+	$(BIN)/python -m scripts.models_page
 
 recording: $(STAMP)
 	$(BIN)/python -m scripts.demo_recording

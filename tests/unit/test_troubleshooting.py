@@ -27,9 +27,9 @@ TEXT = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
 def leaves(module: ModuleType) -> Iterator[str]:
     """The error classes of a tree without its root, which is never raised by itself."""
     for name, kind in vars(module).items():
-        if isinstance(kind, type) and issubclass(kind, Exception) and kind.__module__ == module.__name__:
-            if kind.__base__ not in (Exception, click.ClickException):
-                yield name
+        is_own = isinstance(kind, type) and issubclass(kind, Exception) and kind.__module__ == module.__name__
+        if is_own and kind.__base__ not in (Exception, click.ClickException):
+            yield name
 
 
 @pytest.mark.parametrize("module", [relay.errors, storage.errors, tasks.errors, workers.errors, cli.errors])
