@@ -80,7 +80,8 @@ def _checked(path: Path, found: Mapping[str, Any]) -> ConfigFile:
     """Raises ConfigInvalid for a key that is none and a value of the wrong type."""
     from cli.catalogue import PROCESSES, all_settings, settings_of
 
-    top, tables = {}, {}
+    top: dict[str, str] = {}
+    tables: dict[str, dict[str, str]] = {}
     known = all_settings()
     for key, value in found.items():
         if key in PROCESSES:

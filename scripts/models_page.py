@@ -105,7 +105,7 @@ class Sized:
     def of(cls, recipe: Recipe) -> Sized:
         """Computed from the shapes alone."""
         config = recipe.target.config()
-        drafter = recipe.drafter and sizes_of(recipe.drafter.config(), "float16", "none")
+        drafter = sizes_of(recipe.drafter.config(), "float16", "none") if recipe.drafter else None
         plain = sizes_of(config, "float16", "none")
         return cls(recipe, sizes_of(config, "float16", recipe.quantization), plain, drafter)
 

@@ -181,7 +181,7 @@ def _meaning(setting: Setting) -> str:
         return (setting.declared.help or "").partition("  [env")[0]
     lines = inspect.getsource(_declaring(setting)).splitlines()
     place = next(n for n, line in enumerate(lines) if line.strip().startswith(f"{_name(setting)}:"))
-    comment = []
+    comment: list[str] = []
     for line in reversed(lines[:place]):
         if not line.strip().startswith("#:"):
             break
