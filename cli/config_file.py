@@ -67,8 +67,8 @@ def read(path: Path) -> ConfigFile:
 def apply(config: ConfigFile, command: str | None) -> None:
     """Set this process' variables that are not set to what the file says for a command."""
     chosen = {name: text for name, text in config.variables(command).items() if not os.environ.get(name)}
-    os.environ.update(chosen)
-    os.environ[ORIGIN_VARIABLE] = " ".join(chosen)
+    if chosen:
+        os.environ.update({**chosen, ORIGIN_VARIABLE: " ".join(chosen)})
 
 
 def from_file(environment: Mapping[str, str]) -> frozenset[str]:
