@@ -40,6 +40,7 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
     "One machine": {
         "up": ("cli.up", "Run everything in this terminal, Redis included."),
         "demo": ("cli.demo", "Run 16 prompts through a small model cut in two."),
+        "config": ("cli.configuration", "The settings, and where each comes from."),
         "doctor": ("cli.doctor", "Say what is wrong with this installation."),
     },
 }
@@ -166,6 +167,12 @@ def _print_version(ctx: click.Context, _: click.Parameter, value: bool) -> None:
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 80})
 @click.option(
+    "--config",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Settings for what no option or variable gives.  [env: SHARDQ_CONFIG]",
+)
+@click.option(
     "--data-dir",
     type=click.Path(file_okay=False, path_type=Path),
     help="Where this machine keeps its database and state.  [env: SHARDQ_DATA_DIR]",
@@ -179,7 +186,7 @@ def _print_version(ctx: click.Context, _: click.Parameter, value: bool) -> None:
     help="Show the version.",
 )
 @click.pass_context
-def shardq(ctx: click.Context, data_dir: Path | None) -> None:
+def shardq(ctx: click.Context, config: Path | None, data_dir: Path | None) -> None:
     """Batch LLM inference over a model cut in two.
 
     \b
@@ -192,9 +199,14 @@ def shardq(ctx: click.Context, data_dir: Path | None) -> None:
         return
     if data_dir is not None:
         os.environ["SHARDQ_DATA_DIR"] = str(data_dir.expanduser().absolute())
+    if config is not None:
+        os.environ["SHARDQ_CONFIG"] = str(config.expanduser().absolute())
+    from cli import config_file
     from cli.settings import CliSettings, use_data_dir
 
-    use_data_dir(CliSettings())
+    if path := config_file.find():
+        config_file.apply(config_file.read(path), ctx.invoked_subcommand)
+    ctx.obj = use_data_dir(CliSettings())
 
 
 def main() -> None:

@@ -23,6 +23,7 @@ class LogSettings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix="SHARDQ_", frozen=True, extra="ignore", env_ignore_empty=True)
 
+    #: `human`, `json`, or `auto`: for people on a terminal, JSON elsewhere
     log_format: LogFormat = LogFormat.AUTO
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import socket
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AliasChoices, Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 #: most tokens a row may bring in one frame; sizes the padding of the tail's cache
@@ -34,6 +34,7 @@ class WorkerSettings(BaseSettings):
     model: str
     #: first layer of the tail's half; None cuts in the middle, "auto" asks both machines' memory and pace
     split: Split | None = None
+    #: of weights and caches; both halves must agree
     dtype: Literal["float32", "float16", "bfloat16"] = "float32"
     #: dtype of the hidden states between head and tail; None: that of `dtype`. Narrower ones change logits, so both
     #: halves must agree
@@ -43,6 +44,7 @@ class WorkerSettings(BaseSettings):
     load_format: Literal["auto", "dummy"] = "auto"
     #: of the linear layers' weights; both halves must agree
     quantization: Quantization = "none"
+    #: where this half computes: `cpu`, `cuda`, `cuda:1`
     device: str = "cpu"
     #: on a GPU, record computations once per shape and replay them, with fused kernels where the model allows
     graphs: bool = True
@@ -80,6 +82,7 @@ class HeadSettings(WorkerSettings):
     draft_length: Annotated[int, Field(ge=0, le=64)] | Literal["auto"] = "auto"
     #: the longest draft that "auto" considers
     max_draft_length: int = Field(default=16, ge=1, le=64)
+    #: what guesses the next tokens; it changes when a text arrives, never the text
     drafter: Literal["none", "ngram", "suffix", "model", "hybrid"] = "ngram"
     #: the drafter's model for `drafter = "model"` and "hybrid"
     drafter_model: str | None = None
@@ -170,9 +173,26 @@ class HeadSettings(WorkerSettings):
 class TailSettings(WorkerSettings):
     """The tail: second half, LM head, sampling and verification."""
 
+    #: what the tail is called in lists and logs
     tail_name: str = Field(default_factory=socket.gethostname)
     #: most slots a head may ask for; "auto": as many as fit beside the weights
     slots: Slots = 64
+
+
+class CacheSettings(BaseSettings):
+    """Where converted models are kept."""
+
+    model_config = SettingsConfigDict(env_prefix="SHARDQ_", frozen=True, extra="ignore", populate_by_name=True)
+
+    #: where converted models are kept; None takes `shardq` in the user's cache directory
+    cache_dir: Path | None = None
+    #: the user's cache directory, from XDG_CACHE_HOME
+    xdg_cache_home: Path | None = Field(default=None, validation_alias=AliasChoices("XDG_CACHE_HOME"))
+
+    @property
+    def directory(self) -> Path:
+        """The directory itself, which need not exist yet."""
+        return self.cache_dir or (self.xdg_cache_home or Path.home() / ".cache") / "shardq"
 
 
 def _index(device: str) -> str:
