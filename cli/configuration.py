@@ -12,6 +12,7 @@ import click
 
 from cli import config_file
 from cli.config_file import ConfigFile
+from cli.manner import manner
 from cli.options import json_option
 from cli.output import NOTHING, note, print_json, print_table
 
@@ -63,7 +64,7 @@ def config_command(ctx: click.Context, command: str | None, as_json: bool) -> No
     options = {"SHARDQ_DATA_DIR"} if ctx.find_root().params["data_dir"] else set()
     sources = Sources(
         environment=dict(os.environ),
-        found=ctx.find_object(frozenset) or frozenset(),
+        found=manner().placed,
         config=config_file.read(path) if path else None,
         options=frozenset(options),
     )

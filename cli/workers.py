@@ -230,6 +230,9 @@ def bookkeeper_command() -> None:
 
     Feeds waiting jobs to the queue, records finished ones, queues lost ones again. One per installation, on the
     machine that has the database.
+
+    \b
+    shardq bookkeeper
     """
     from cli.database import opened
     from tasks.bookkeeper import run
@@ -256,6 +259,9 @@ def flower_command(port: int, address: str, read_only: bool) -> None:
     """Run the Flower dashboard.
 
     The page has no password of its own: keep it on this machine, or put a proxy in front.
+
+    \b
+    shardq flower --read-only
     """
     from tasks.connection import check_settings
     from tasks.settings import TaskSettings

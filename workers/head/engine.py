@@ -32,6 +32,7 @@ from workers.head.options import EngineOptions
 from workers.head.prefilling import ChunkMaker, MadeChunk, together
 from workers.head.rounds import MadeRound, RoundMaker, draft_policy
 from workers.head.scheduler import Chunk, Scheduler
+from workers.head.shown import ShownTexts
 from workers.head.slots import NOTHING_HELD, HeadSlot
 from workers.head.timeline import Timeline
 from workers.head.trace import NoTrace, Trace
@@ -121,6 +122,8 @@ class HeadEngine:
         self._stops: deque[tuple[str, StopReason]] = deque()
         #: `time.perf_counter` before which no job begins
         self._admits_from = 0.0
+        #: the texts that somebody follows
+        self.shown = ShownTexts()
 
     def _draft_by(self, drafter: Drafter, apart_on: str | None) -> Drafting:
         return DraftingHere(drafter) if apart_on is None else DraftingApart(drafter, apart_on, self.wake)
@@ -157,7 +160,14 @@ class HeadEngine:
         self.wake()
 
     def apply_stops(self) -> None:
-        """End the jobs that shall stop. Called by `step`, and by the engine's thread while there is no link."""
+        """End the jobs that shall stop, and show the texts that were asked for.
+
+        Called by `step`, and by the engine's thread while there is no link.
+        """
+        for task_id in self.shown.asked():
+            if task_id in self._ensembles:
+                for number, job in enumerate(self._ensembles[task_id].jobs):
+                    self.shown.show(task_id, number, job.completion.text)
         while self._stops:
             task_id, reason = self._stops.popleft()
             self._take_jobs()
@@ -363,6 +373,8 @@ class HeadEngine:
             job.ledger.count_round(drafted=num_drafted, accepted=answer.accepted, kept=kept)
         slot.hold(len(job.tokens) - 1)
         self._rate.count(kept)
+        if self.shown.wants(job.task_id):
+            self.shown.show(job.task_id, self._ensembles[job.task_id].jobs.index(job), job.completion.text)
         if reason is not None:
             self._finish(slot)
         else:

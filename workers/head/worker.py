@@ -25,6 +25,7 @@ from workers.head.channel import EngineServer, private_address
 from workers.head.courier import GIVE_UP_AFTER_S, Courier, TailSilent
 from workers.head.drafters import Drafter, make_drafter
 from workers.head.engine import HeadEngine
+from workers.head.following import FollowWatch
 from workers.head.fronts import Fronts, concurrency
 from workers.head.intake import Intake
 from workers.head.options import EngineOptions
@@ -164,6 +165,7 @@ def assembled(
             closing(engine),
             closing(Presence(client, identity, load)),
             closing(StopWatch(client, server.live, engine.stop)),
+            closing(FollowWatch(client, server.live, engine.shown, engine.wake)),
             closing(_fronts(settings, address, authkey)) as fronts,
         ):
             try:
