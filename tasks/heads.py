@@ -15,6 +15,7 @@ from relay.plain import from_plain
 from relay.profile import Profile
 from tasks import keys
 from tasks.errors import HeadIdTaken, ModelNameInvalid, ProfileMismatch
+from tasks.figures import HeadFigures
 
 #: milliseconds a head counts as alive after its last beat
 PRESENCE_MS = 10_000
@@ -81,6 +82,8 @@ class HeadInfo:
     beat: int = 0
     #: whether the head has the whole model and needs no tail
     whole: bool = False
+    #: None from those who do not tell
+    figures: HeadFigures | None = None
 
     def to_json(self) -> str:
         """This information as JSON text."""
