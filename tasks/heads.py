@@ -127,7 +127,12 @@ def known_heads(client: redis.Redis) -> set[str]:
 
 def live_heads(client: redis.Redis) -> list[HeadInfo]:
     """The heads whose presence stands, by id."""
-    return [info for value in presences(client).values() if value and (info := _readable(value))]
+    return [info for info in states(client).values() if info is not None]
+
+
+def states(client: redis.Redis) -> dict[str, HeadInfo | None]:
+    """What each known head tells, by id; None for one that is dead, or that tells what cannot be read."""
+    return {name: _readable(value) if value else None for name, value in presences(client).items()}
 
 
 def _readable(value: bytes | str) -> HeadInfo | None:

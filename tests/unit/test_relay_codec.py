@@ -109,8 +109,6 @@ accepted = accepted_rows()
 told = st.none() | st.builds(
     TailFigures, long, long, numbers(fields.MAX_SECONDS), numbers(fields.MAX_SECONDS), long, long
 )
-    TailFigures, long, long, numbers(fields.MAX_SECONDS), numbers(fields.MAX_SECONDS), long, long
-)
 voids = st.builds(Void, small, long, long, st.sampled_from(VoidReason))
 messages: st.SearchStrategy[Message] = st.one_of(
     st.builds(Hello, names, long, st.integers(1, fields.MAX_LANES), profiles, small, small, small),
