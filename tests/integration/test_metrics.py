@@ -17,48 +17,16 @@ import pytest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from relay.tail_figures import TailFigures
 from tasks import heads, keys
 from tasks.bookkeeper import run
 from tasks.errors import MetricsRefused
-from tasks.figures import HeadFigures
 from tasks.heads import HeadInfo
 from tasks.metrics_server import served_metrics
 from tasks.results import publish_outcome
 from tests.bookkeeping import MODEL, Office, head_info, open_office, outcome, submit
+from tests.live_figures import FIGURES, GIB
 
 ROOT = Path(__file__).parents[2]
-GIB = 1 << 30
-TOLD = TailFigures(20, 60, 1.5, 12.5, GIB, 16 * GIB)
-FIGURES = HeadFigures(
-    drafter="ngram",
-    lanes=2,
-    max_lanes=8,
-    running=3,
-    waiting=1,
-    tokens_per_s=12.5,
-    acceptance=0.5,
-    tokens_per_round=2.5,
-    rounds_total=10,
-    row_rounds_total=20,
-    tokens_total=60,
-    round_tokens_total=50,
-    prompt_tokens_total=40,
-    drafted_total=80,
-    accepted_total=40,
-    draft_s_total=0.1,
-    head_s_total=0.2,
-    link_s_total=0.8,
-    tail_s_total=0.3,
-    rtt_ms=86.0,
-    mbit_per_s_up=64.0,
-    bytes_up_total=9000,
-    bytes_down_total=900,
-    gpu_used_bytes=GIB,
-    gpu_total_bytes=16 * GIB,
-    tail_id="gpu-b-01234567",
-    tail=TOLD,
-)  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module")
