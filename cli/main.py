@@ -37,6 +37,7 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
     "Machines": {
         "head": ("cli.workers", "Run the first half of a model and take jobs."),
         "tail": ("cli.workers", "Run the second half of a model."),
+        "top": ("cli.top", "Heads, tails, link and queue, live."),
         "bookkeeper": ("cli.workers", "Keep the database: feed, record and reconcile jobs."),
         "flower": ("cli.workers", "Run the Flower dashboard."),
         "init-server": ("cli.init_server", "Write what the public host needs to be safe."),

@@ -15,6 +15,7 @@ from typing import Protocol
 import torch
 
 from relay.messages import Accepted, Prefill, Round, Void, VoidReason
+from tasks.figures import HeadFigures
 from tasks.generation import FailureType, Outcome, StopReason
 from workers.engine.shard import HeadShard
 from workers.errors import OutOfMemory
@@ -25,6 +26,7 @@ from workers.head.drafters import Drafter
 from workers.head.drafting import Drafting, DraftingApart, DraftingHere, Pending
 from workers.head.ensemble import Ensemble
 from workers.head.forward import HeadForward
+from workers.head.gauge import HeadGauge
 from workers.head.jobs import Job
 from workers.head.lanes import Lanes
 from workers.head.ledger import Rate
@@ -115,6 +117,7 @@ class HeadEngine:
         self._ensembles: dict[str, Ensemble] = {}
         self._reported: dict[str, float] = {}
         self._rate = Rate()
+        self._gauge = HeadGauge(options.drafter, options.lanes, shard.device)
         self._device = shard.device
         #: token ids of verdicts are below it
         self.vocab_size = shard.vocab_size
@@ -132,12 +135,13 @@ class HeadEngine:
         """End the drafter's thread, if it has one; the engine steps no more."""
         self._drafting.close()
 
-    def open(self, courier: Courier, slots: int | None = None) -> None:
+    def open(self, courier: Courier, slots: int | None = None, *, tail_id: str = "") -> None:
         """Go on over the link of a new epoch: the tail's slots are empty, so live jobs are prefilled again.
 
         Only the first `slots` slots are used, where the tail has fewer; jobs in others wait for one of these.
         """
         self._courier = courier
+        self._gauge.opened(tail_id)
         self._drafting.forget()
         self._lanes.clear()
         self._timeline.clear()
@@ -199,6 +203,11 @@ class HeadEngine:
         waiting = self._scheduler.num_waiting + self._source.num_waiting
         return EngineStats(len(self._scheduler.live()), waiting, self._rate.per_s())
 
+    def figures(self) -> HeadFigures:
+        """All that is counted and measured; any thread may ask, one of them every few seconds."""
+        stats = self.stats()
+        return self._gauge.figures(stats.running, stats.waiting, stats.tokens_per_s)
+
     @torch.inference_mode()
     def step(self) -> None:
         """One turn. Raises LinkLost when the epoch is over; the jobs stay and wait for `open`."""
@@ -208,6 +217,7 @@ class HeadEngine:
         self._advance()
         self._prefill()
         self._collect()
+        self._gauge.measure(self._lanes.num_used(self._scheduler.num_rows), self._policy.costs)
 
     # -- admit ------------------------------------------------------------------------------------------------
 
@@ -224,6 +234,7 @@ class HeadEngine:
             self._policy.begin(slot.index)
             begins = job.begin(self._options.wire_dtype)
             if begins and job is self._ensembles[job.task_id].jobs[0]:
+                self._gauge.began(job.num_prompt)
                 self._report.started(job.task_id)
 
     def _take_jobs(self) -> None:
@@ -331,6 +342,7 @@ class HeadEngine:
     def _apply(self, answered: Answered) -> None:
         began = time.perf_counter()
         made, spent = self._timeline.made(answered.frame.number), self._timeline.spent(answered)
+        self._gauge.answered(answered, spent, is_round=isinstance(made, MadeRound))
         if not answered.resent:
             self._uplink.measured(answered.bytes_up, answered.link_s)
         if isinstance(answered.frame, Round):
@@ -371,6 +383,7 @@ class HeadEngine:
         kept, reason = job.commit(answer.tokens, answer.logprobs)
         if num_drafted is not None:
             job.ledger.count_round(drafted=num_drafted, accepted=answer.accepted, kept=kept)
+        self._gauge.committed(kept, num_drafted, answer.accepted)
         slot.hold(len(job.tokens) - 1)
         self._rate.count(kept)
         if self.shown.wants(job.task_id):
