@@ -70,8 +70,9 @@ class Comparison:
 def compare_command(ctx: click.Context, a: str, b: str, limit: int, as_json: bool) -> None:
     """Two batches of the same prompts side by side.
 
-    Which texts differ and where first, and which batch was faster. A and B are ids, beginnings of them, or names. Jobs are matched by custom_id, or by line if the batches have no
-    custom_id in common. Texts and, where both jobs have them, token ids are compared; of several completions all.
+    Which texts differ and where first, and which batch was faster. A and B are ids, beginnings of them, or names.
+    Jobs are matched by custom_id, or by line if the batches have no custom_id in common. Texts and, where both jobs
+    have them, token ids are compared; of several completions all.
 
     Exit status: 0 if every job has a partner with the same text, 3 if not.
 

@@ -66,10 +66,10 @@ def results_command(
 ) -> None:
     """Results of a batch, or all that meet a filter.
 
-    They come in input order, of several batches the oldest first. BATCH is an id, the beginning of one, or a name. jsonl writes the lines of the OpenAI Batch API: the jobs that
-    have ended, or with --errors only those that succeeded. Jobs that failed, were cancelled or expired have an error
-    with a code; what they had written by then is their shardq.partial_text. With --columns, jsonl writes objects with
-    those columns.
+    They come in input order, of several batches the oldest first. BATCH is an id, the beginning of one, or a name.
+    jsonl writes the lines of the OpenAI Batch API: the jobs that have ended, or with --errors only those that
+    succeeded. Jobs that failed, were cancelled or expired have an error with a code; what they had written by then
+    is their shardq.partial_text. With --columns, jsonl writes objects with those columns.
 
     --where compares a column with a value, as finish_reason=length or ttft_s>2; without a value (head=) it finds the
     jobs that have none. All filters must hold. docs/schema.md lists the columns.
