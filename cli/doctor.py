@@ -8,8 +8,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
-from enum import StrEnum
+from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -21,9 +20,11 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from cli.database import opened
+from cli.doctor_link import COST_PER_GB, check_link
 from cli.errors import ExitCode, NotFound
+from cli.findings import Finding, Grade, failed, ok, show, warning
 from cli.options import broker_option, database_option, insecure_option, json_option, relay_option
-from cli.output import console, print_json, size, state
+from cli.output import print_json, size
 from cli.packaged_model import find
 from cli.settings import CliSettings
 from relay.errors import RelayError
@@ -50,64 +51,43 @@ MIN_CERTIFICATE_DAYS = 30
 PINGS = 5
 
 
-class Grade(StrEnum):
-    """How a check ended; only `FAILED` makes the exit status 1."""
-
-    OK = "ok"
-    WARNING = "warning"
-    FAILED = "failed"
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One thing that was checked."""
-
-    check: str
-    grade: Grade
-    #: what was found, and what to do if that is not good
-    text: str
-
-
-def ok(check: str, text: str) -> Finding:
-    """All is well."""
-    return Finding(check, Grade.OK, text)
-
-
-def warning(check: str, text: str) -> Finding:
-    """Works, or may work later, but somebody should look."""
-    return Finding(check, Grade.WARNING, text)
-
-
-def failed(check: str, text: str) -> Finding:
-    """Does not work."""
-    return Finding(check, Grade.FAILED, text)
-
-
 @click.command("doctor")
 @click.option("--model", metavar="MODEL", help="Also look at this model's files.  [env: SHARDQ_MODEL]")
+@click.option("--link", is_flag=True, help="Measure the link instead, and say what to expect of it.")
+@click.option(
+    "--cost-per-gb",
+    type=click.FloatRange(min=0),
+    default=COST_PER_GB,
+    show_default=True,
+    help="With --link: dollars for a GB that leaves the host.",
+)
 @json_option
 @database_option
 @broker_option
 @relay_option
 @insecure_option
 @click.pass_context
-def doctor_command(ctx: click.Context, model: str | None, as_json: bool) -> None:
+def doctor_command(ctx: click.Context, model: str | None, link: bool, cost_per_gb: float, as_json: bool) -> None:
     """Say what is wrong with this installation.
 
     Looks at versions, disk, database, both Redis servers, their certificates, bookkeeper, heads, tails and a
     model's files. Shows no password.
+    With --link: this machine's way to both servers, and for every pair at work tokens/s, GB and cost an hour, and
+    what limits it.
     Exit status 1 if something does not work.
 
     \b
     shardq doctor
     shardq doctor --model ./Qwen2.5-7B-Instruct
+    shardq doctor --link
     """
     findings: list[Finding] = []
-    for check in _checks(model or os.environ.get("SHARDQ_MODEL")):
+    measure = [lambda: check_link(cost_per_gb)]
+    for check in measure if link else _checks(model or os.environ.get("SHARDQ_MODEL")):
         for finding in check():
             findings.append(finding)
             if not as_json:
-                _show(finding)
+                show(finding)
     if as_json:
         print_json([asdict(finding) for finding in findings])
     if any(finding.grade == Grade.FAILED for finding in findings):
@@ -124,14 +104,6 @@ def _checks(model: str | None) -> list[Callable[[], Iterator[Finding]]]:
         check_security,
         lambda: check_model(model),
     ]
-
-
-def _show(finding: Finding) -> None:
-    line = state(finding.grade.value)
-    line.pad_right(8 - len(finding.grade.value))
-    line.append(f"{finding.check:<11}", style="bold")
-    line.append(finding.text, style="")
-    console().print(line, soft_wrap=True)
 
 
 def _versions(names: list[str]) -> tuple[str, list[str]]:

@@ -42,11 +42,15 @@ class Grant:
         return f"({' '.join([*(f'+{command}' for command in self.commands), *patterns])})"
 
 
+#: `shardq doctor --link`, for those who may send large frames anyway
+_PROBING = Grant(("xadd", "xread", "expire"), keys=("shardq:probe:*",))
+
+
 def for_tail(name: str) -> list[str]:
     """All that a tail called `name` needs: its own ids' links and presence, none of another name.
 
     It reads what heads send up and where they cut their models, writes what goes down, and keeps its presence. It
-    cannot look for other tails, take a lease, delete anything or run a script.
+    may measure its way here. It cannot look for other tails, take a lease, delete anything or run a script.
     """
     some_id = f"{name}-????????"
     return [
@@ -56,6 +60,7 @@ def for_tail(name: str) -> list[str]:
         f"%W~shardq:tail:{some_id}",
         *("+xread", "+xadd", "+set"),
         Grant(("get",), reads=("shardq:split:*",)).rule(),
+        _PROBING.rule(),
     ]
 
 
@@ -76,6 +81,7 @@ def for_head() -> list[str]:
         *("+expire", "+pexpire", "+del", "+unlink", "+script|load"),
         # the leases' scripts look at the presence, too
         Grant(("eval", "evalsha"), keys=("shardq:tail:*", "shardq:link:*:epoch")).rule(),
+        _PROBING.rule(),
     ]
 
 

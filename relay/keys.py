@@ -86,6 +86,11 @@ def lanes(tail: str, epoch: int, num_lanes: int) -> list[str]:
     return [key(tail, epoch, lane) for lane in range(num_lanes) for key in (up, down)]
 
 
+def new_probe() -> str:
+    """Stream of one measurement of the link; expires."""
+    return f"shardq:probe:{secrets.token_hex(8)}"
+
+
 def links_pattern(tail: str) -> str:
     """Glob over everything a tail's epochs leave behind."""
     return f"shardq:link:{tail}:*"

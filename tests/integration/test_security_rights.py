@@ -12,6 +12,9 @@ import pytest
 import redis
 
 from cli.reasons import look_around
+from relay.errors import RelayRefused
+from relay.probe import KEPT_S
+from relay.streams import RedisRelay
 from storage.database import Database
 from storage.states import StopReason
 from storage.stops import cancel_batch
@@ -34,6 +37,24 @@ from tests.secured_servers import HEAD_ID, MODEL, SecuredServers, secured_server
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredServers]:
     with secured_servers(tmp_path_factory.mktemp("host") / "server") as started:
         yield started
+
+
+def test_heads_and_tails_may_measure_their_way_to_the_wire_server_and_onlookers_may_not(
+    running: SecuredServers,
+) -> None:
+    for user in ("head-gpu-a", "tail-gpu-b", "client"):
+        variables = running.variables(user)
+        url, authority = variables["SHARDQ_RELAY_URL"], variables["SHARDQ_TLS_CA"]
+        with closing(RedisRelay(f"{url}?ssl_ca_certs={authority}")) as relay:
+            if user == "client":
+                with pytest.raises(RelayRefused):
+                    relay.probe()
+            else:
+                assert relay.probe().mbit_per_s_up > 0
+    with running.wire.admin() as admin:
+        (left, *_) = admin.keys("shardq:probe:*")
+        assert 0 < admin.ttl(left) <= KEPT_S
+        assert admin.xlen(left) == 1
 
 
 @pytest.fixture
