@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -82,8 +83,8 @@ def doctor_command(ctx: click.Context, model: str | None, link: bool, cost_per_g
     shardq doctor --link
     """
     findings: list[Finding] = []
-    measure = [lambda: check_link(cost_per_gb)]
-    for check in measure if link else _checks(model or os.environ.get("SHARDQ_MODEL")):
+    checks = [partial(check_link, cost_per_gb)] if link else _checks(model or os.environ.get("SHARDQ_MODEL"))
+    for check in checks:
         for finding in check():
             findings.append(finding)
             if not as_json:

@@ -39,12 +39,13 @@ def expected(figures: HeadFigures, cost_per_gb: float) -> Expectation | None:
     wire_s = 0.0
     if figures.mbit_per_s_up:
         wire_s = 8e-6 * figures.bytes_up_total / rounds / figures.mbit_per_s_up
+    busy_s = _tail_work_s(figures, tail_s)
     around_s = head_s + link_s + tail_s
     lanes = figures.lanes or figures.max_lanes
-    periods = {"round trip": around_s / max(1, lanes), "bandwidth": wire_s, "head": head_s, "tail": tail_s}
+    periods = {"round trip": around_s / max(1, lanes), "bandwidth": wire_s, "head": head_s, "tail": busy_s}
     limit = max(periods, key=periods.__getitem__)
     if limit == "round trip" and link_s < head_s + tail_s:  # too few lanes, and the link is not why
-        limit = "head" if head_s >= tail_s else "tail"
+        limit = "head" if head_s >= busy_s else "tail"
     tokens_per_s = tokens / rounds / max(*periods.values(), 1e-9)
     gb_per_token = (figures.bytes_up_total + figures.bytes_down_total) / tokens / 1e9
     gb_per_hour = 3600 * tokens_per_s * gb_per_token
@@ -56,3 +57,10 @@ def expected(figures: HeadFigures, cost_per_gb: float) -> Expectation | None:
         cost_per_million_tokens=1e6 * gb_per_token * cost_per_gb,
         limit=limit,
     )
+
+
+def _tail_work_s(figures: HeadFigures, tail_s: float) -> float:
+    """The tail's work for a round, without waiting; all of its time where the tail told nothing."""
+    if figures.tail is None or not figures.tail.tokens:
+        return tail_s
+    return min(tail_s, figures.tail.compute_s / figures.tail.tokens * figures.tokens_total / figures.rounds_total)

@@ -40,7 +40,7 @@ class HeadFigures:
     prompt_tokens_total: int
     drafted_total: int
     accepted_total: int
-    #: seconds of frames on drafting, the head's half, the way to the tail and back, the tail
+    #: seconds of frames on drafting, the head's half, the way to the tail and back, the tail with waiting there
     draft_s_total: float
     head_s_total: float
     link_s_total: float

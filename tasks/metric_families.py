@@ -38,7 +38,9 @@ FAMILIES = (
     Family("shardq:spec_decode_num_accepted_tokens", "counter", HEAD, "Drafted tokens that were accepted."),
     Family("shardq:spec_decode_acceptance_rate", "gauge", HEAD, "Accepted / drafted tokens over the last 10 s."),
     Family("shardq:spec_decode_tokens_per_round", "gauge", HEAD, "Tokens that a row's round commits, over 10 s."),
-    Family("shardq:step_seconds", "counter", (*HEAD, "step"), "Seconds of frames by step: draft, head, link, tail."),
+    Family(
+        "shardq:step_seconds", "counter", (*HEAD, "step"), "Seconds by step: draft, head, link, tail (and waiting)."
+    ),
     Family("shardq:wire_bytes", "counter", (*HEAD, "direction"), "Bytes between head and tail: up, down."),
     Family("shardq:link_rtt_seconds", "gauge", HEAD, "An empty frame's way to the tail and back."),
     Family("shardq:link_bandwidth_bits_per_second", "gauge", HEAD, "Of the wire up, as frames of two sizes show it."),

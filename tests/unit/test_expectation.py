@@ -9,6 +9,7 @@ import pytest
 
 from cli.doctor_link import COST_PER_GB
 from relay.embedded import EmbeddedRedis
+from relay.tail_figures import TailFigures
 from tasks.connection import connect
 from tasks.expectation import expected
 from tasks.heads import claim
@@ -28,6 +29,7 @@ PAIR = replace(
     tail_s_total=1.0,
     bytes_up_total=1_000_000,
     bytes_down_total=0,
+    tail=None,
 )
 
 
@@ -48,11 +50,13 @@ def test_a_long_link_with_few_lanes_gives_what_the_round_trip_lets_through() -> 
         ({"lanes": 20, "tail_s_total": 4.0}, "tail", 100),
         ({"lanes": 20, "head_s_total": 3.6}, "head", 100),
         ({"lanes": 8, "mbit_per_s_up": 1.0}, "bandwidth", 50),
+        # of 40 ms at the tail, frames wait 20 for each other
+        ({"lanes": 20, "tail_s_total": 4.0, "tail": TailFigures(0, 800, 4.0, 9.0)}, "tail", 200),
         # a round trip that is compute is not the link's fault
         ({"lanes": 1, "link_s_total": 0.1, "tail_s_total": 3.0}, "tail", 4 / 0.041),
     ],
 )
-def test_the_busiest_part_is_the_limit(changes: dict[str, float], limit: str, tokens_per_s: float) -> None:
+def test_the_busiest_part_is_the_limit(changes: dict[str, object], limit: str, tokens_per_s: float) -> None:
     found = expected(replace(PAIR, **changes), 0.09)  # type: ignore[arg-type]
     assert found is not None
     assert (found.limit, found.tokens_per_s) == (limit, pytest.approx(tokens_per_s))
