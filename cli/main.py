@@ -23,6 +23,7 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "status": ("cli.jobs", "How far a batch is, or how the whole system is."),
         "list": ("cli.jobs", "The batches, newest first."),
         "results": ("cli.results", "Results of a batch, in input order."),
+        "report": ("cli.report", "Pictures of a batch, in one HTML file."),
         "cancel": ("cli.cancel", "Stop a batch, or one job of it."),
         "retry": ("cli.retry", "Run jobs of an ended batch again."),
         "delete": ("cli.retention", "Delete batches with everything they hold."),

@@ -1,4 +1,4 @@
-"""What a batch's pictures show, gathered from its jobs' rows in one pass. Reused results generated nothing: not in it."""
+"""What a batch's pictures show, gathered from its jobs' rows. Reused results generated nothing: no times of theirs."""
 
 from __future__ import annotations
 

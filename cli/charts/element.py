@@ -27,7 +27,7 @@ class Element:
         return f"<{self.name}{attributes}>{inner}</{self.name}>"
 
 
-def element(name: str, *children: Element | str | None, **attributes: object) -> Element:
+def element(name: str, /, *children: Element | str | None, **attributes: object) -> Element:
     """An element; children that are None are left out. `class_` is `class`, `stroke_width` is `stroke-width`."""
     named = {key.rstrip("_").replace("_", "-"): value for key, value in attributes.items()}
     return Element(name, named, tuple(child for child in children if child is not None))
