@@ -52,7 +52,7 @@ def _over_time(title: str, series: OverTime | None) -> Element:
 
 
 def _time_split(figures: BatchFigures) -> Element:
-    seconds = {name: getattr(figures, f"{name}_s") for name in ("queue", "draft", "head", "link", "tail")}
+    seconds = {name: getattr(figures, f"{name}_s") for name in ("draft", "head", "link", "tail")}
     total = sum(seconds.values())
     bars = [
         Named(name, spent, f"{duration_short(spent)} · {whole_shares(spent / total)}", name)
@@ -61,6 +61,7 @@ def _time_split(figures: BatchFigures) -> Element:
     ]
     description = ", ".join(f"{bar.name} {bar.text}" for bar in bars) + "."
     note = "Seconds of all jobs added up; jobs that share a round are each charged its whole time."
+    note += f" Before that they waited {duration_short(figures.queue_s)} in the queue, added up."
     return _section("Where the time went", note, named_bars("Where the time went", description, bars) if bars else None)
 
 

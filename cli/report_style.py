@@ -35,7 +35,7 @@ svg .value { fill: var(--ink); }
 .mark { stroke: var(--ink); stroke-width: 1.5; stroke-dasharray: 4 3; }
 .target { fill: var(--ink); fill-opacity: 0; }
 .target:hover { fill-opacity: .12; }
-table { border-collapse: collapse; width: 100%; font-size: 13px; font-variant-numeric: tabular-nums; }
+table { border-collapse: collapse; width: 100%; min-width: 560px; font-size: 13px; font-variant-numeric: tabular-nums; }
 th { color: var(--dim); font-weight: 500; text-align: left; }
 th, td { padding: 5px 12px 5px 0; border-bottom: 1px solid var(--line); vertical-align: top; }
 td { overflow-wrap: anywhere; min-width: 64px; }

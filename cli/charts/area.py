@@ -11,7 +11,7 @@ from cli.output import duration
 
 def area(title: str, values: Sequence[float], width_s: float, unit: str, color: str) -> Element:
     """Steps over intervals of `width_s` from 0 on; `values` is not empty. `color` names a CSS variable."""
-    across = Axis.to(width_s * len(values), "time since the first job began", duration_short)
+    across = Axis.until(width_s * len(values), "time since the first job began", duration_short)
     plane = Plane(across, Axis.to(max(values), unit))
     points = [f"M{plane.x(0):.1f} {plane.y(0):.1f}"]
     for index, value in enumerate(values):

@@ -33,6 +33,12 @@ class Axis:
         number = math.ceil(largest / step - 1e-9)
         return cls(number * step, tuple(index * step for index in range(number + 1)), label, write or short)
 
+    @classmethod
+    def until(cls, end: float, label: str, write: Callable[[float], str]) -> Axis:
+        """An axis that ends at `end`, with marks at round numbers before."""
+        step = round_step(end / _NUM_TICKS)
+        return cls(end, tuple(index * step for index in range(int(end / step) + 1)), label, write)
+
 
 @dataclass(frozen=True, slots=True)
 class Plane:
