@@ -7,6 +7,9 @@ STAMP = $(VENV)/.stamp
 PYTEST_ARGS ?=
 # e.g. make bench-wan BENCH_ARGS=--quick
 BENCH_ARGS ?=
+# a Chromium for the tests of pages, wherever it is
+BROWSER = $(shell for name in "$$SHARDQ_CHROMIUM" chromium chromium-browser google-chrome; do \
+	test -n "$$name" && command -v "$$name" && break; done)
 # e.g. make chaos CHAOS_ARGS="--seed 2 --heads 1"
 CHAOS_ARGS ?=
 # e.g. make soak SOAK_ARGS="--jobs 3000"
@@ -16,7 +19,7 @@ FUZZ_ARGS ?=
 
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: help demo test lint check parity docs recording bench bench-wan bench-gpu large fuzz chaos soak clean
+.PHONY: help demo test browser lint check parity docs recording bench bench-wan bench-gpu large fuzz chaos soak clean
 
 help:
 	@echo "make demo    run 16 prompts through a small model cut in two"
@@ -50,8 +53,14 @@ demo: $(STAMP)
 test parity: export OMP_NUM_THREADS ?= 1
 
 # Files in their own order: the long ones, which start processes, come first and short ones fill up the end.
-test: $(STAMP)
+test: $(STAMP) browser
 	$(BIN)/python -m pytest -m "not slow" -n 2 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
+
+# Tests of pages need a Chromium: CI fails without one, so that it gets one here; elsewhere those tests are skipped.
+browser:
+	@if test "$$CI" = true && test "$$(id -u)" = 0 && command -v apt-get >/dev/null \
+		&& test -z "$(BROWSER)"; then \
+		apt-get update && apt-get install -y --no-install-recommends chromium fonts-dejavu-core; fi
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

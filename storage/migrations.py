@@ -71,12 +71,17 @@ def _add_choices(connection: Connection) -> None:
         connection.execute(text(statement))
 
 
+def _add_rounds_by_draft(connection: Connection) -> None:
+    connection.execute(text("ALTER TABLE job ADD COLUMN rounds_by_draft TEXT"))
+
+
 #: in order; the first leads from version 1 to version 2. `tables` always describes the newest version; an upgrade is
 #: written in SQL of its own, which stays as it is.
 UPGRADES: tuple[Upgrade, ...] = (
     Upgrade("jobs record their wire dtype", _add_wire_dtype),
     Upgrade("stops, deadlines and reuse of results", _add_life_cycle),
     Upgrade("several completions of a job, and log probabilities", _add_choices),
+    Upgrade("rounds by length of the draft and tokens accepted", _add_rounds_by_draft),
 )
 
 WriteTransaction = Callable[[Engine], AbstractContextManager[Connection]]

@@ -20,7 +20,7 @@ from storage.tables import counter, job
 UNKNOWN_RECORDS = "unknown_records"
 
 #: columns that do not hold what the row says as it is
-_WRITTEN = ("state", "token_ids", "choices")
+_WRITTEN = ("state", "token_ids", "choices", "rounds_by_draft")
 _COPIED = [name for name in OutcomeRow.__slots__ if name in job.c and name not in _WRITTEN]
 _ENCODER = json.JSONEncoder(separators=(",", ":"))
 
@@ -89,6 +89,7 @@ def _values(outcome: OutcomeRow, queued_at: float | None, now: float) -> dict[st
         "state": outcome.state,
         "token_ids": _ENCODER.encode(outcome.token_ids),
         "choices": _ENCODER.encode([asdict(choice) for choice in outcome.choices]) if outcome.choices else None,
+        "rounds_by_draft": _ENCODER.encode(outcome.rounds_by_draft) if outcome.rounds_by_draft else None,
         "completion_tokens": num_tokens,
         "e2e_tps": _rate(num_tokens, _difference(outcome.finished_at, outcome.started_at)),
         "acceptance": _rate(outcome.accepted or 0, outcome.drafted),

@@ -237,6 +237,8 @@ class OutcomeRow:
     link_s: float | None = None
     tail_s: float | None = None
     wire_dtype: str | None = None
+    #: entry k: of the rounds that drafted k tokens, k + 1 counts by how many of them were accepted; empty if unknown
+    rounds_by_draft: tuple[tuple[int, ...], ...] = ()
     choices: tuple[ChoiceRow, ...] = ()
     #: JSON list with the log probabilities of every completion; None if none were asked for
     logprobs: str | None = None

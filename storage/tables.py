@@ -180,6 +180,8 @@ job = Table(
     Column("tail_s", Double),
     #: of the hidden states between head and tail
     Column("wire_dtype", String),
+    #: JSON: see `storage.records.OutcomeRow`
+    Column("rounds_by_draft", Text),
     #: from `queued_at` to `started_at`; two clocks, so never less than 0
     Column("queue_s", Double),
     #: records of the current attempt after its first terminal one, and records of other attempts

@@ -177,6 +177,9 @@ class Metrics:
     tail_s: float
     #: of the hidden states between head and tail: it changes logits; None from a head that does not say
     wire_dtype: str | None = None
+    #: entry k: of the rounds that drafted k tokens, k + 1 counts by how many of them were accepted; the last is never
+    #: all zeros. Empty from a head that does not say
+    rounds_by_draft: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

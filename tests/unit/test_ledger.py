@@ -47,3 +47,21 @@ def test_before_any_commit_there_is_no_rate() -> None:
 def test_one_choice_has_its_own_figures() -> None:
     alone = ledger(0.0, 1.0, 3.0, 5, rounds=2, round_tokens=4, drafted=4, accepted=2, cached_tokens=5, head_s=0.25)
     assert Ledger.together([alone]) == alone
+
+
+def test_rounds_are_counted_by_what_was_drafted_and_accepted_of_it_and_add_up_over_choices() -> None:
+    first, second = ledger(0.0, 1.0, 3.0, 5), ledger(0.1, 1.0, 3.0, 5)
+    first.count_round(drafted=3, accepted=1, kept=2)
+    first.count_round(drafted=0, accepted=0, kept=1)
+    # The text ends after two of the tokens: neither the third nor the verifier's own count.
+    first.count_round(drafted=3, accepted=3, kept=2)
+    second.count_round(drafted=2, accepted=0, kept=1)
+
+    metrics = Ledger.together([first, second]).metrics()
+
+    assert first.metrics().rounds_by_draft == ((1,), (0, 0), (0, 1, 1))
+    assert metrics.rounds_by_draft == ((1,), (1, 0), (0, 1, 1))
+    assert sum(map(sum, metrics.rounds_by_draft)) == metrics.rounds
+    drafted = sum(length * sum(counts) for length, counts in enumerate(metrics.rounds_by_draft))
+    accepted = sum(number * count for counts in metrics.rounds_by_draft for number, count in enumerate(counts))
+    assert (drafted, accepted) == (metrics.drafted, metrics.accepted)

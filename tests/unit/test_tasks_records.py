@@ -107,3 +107,15 @@ def test_large_records_are_read_few_at_a_time_and_small_ones_many() -> None:
     assert max(stream.counts[6:50]) == 4
     assert 1 in stream.counts
     assert stream.counts[-1] == 4
+
+
+def test_an_outcome_carries_its_rounds_by_draft_and_one_of_an_older_head_has_none() -> None:
+    metrics = outcome("j").metrics
+    assert metrics is not None
+    counted = dataclasses.replace(metrics, rounds_by_draft=((2,), (0, 1)))
+    sent = dataclasses.replace(outcome("j"), metrics=counted)
+    plain = json.loads(json.dumps(sent.to_json()))
+    assert outcome_row(Outcome.from_json(plain)).rounds_by_draft == ((2,), (0, 1))
+
+    del plain["metrics"]["rounds_by_draft"]
+    assert outcome_row(Outcome.from_json(plain)).rounds_by_draft == ()

@@ -44,6 +44,8 @@ class Ledger:
     round_tokens: int = 0
     drafted: int = 0
     accepted: int = 0
+    #: how often [drafted][accepted], a list of drafted + 1 counts for each number drafted
+    by_draft: list[list[int]] = field(default_factory=list)
     cached_tokens: int = 0
     draft_s: float = 0.0
     head_s: float = 0.0
@@ -70,6 +72,7 @@ class Ledger:
             last_commit=max(commits, default=None),
             num_first=first.num_first,
             cached_tokens=ledgers[0].cached_tokens,
+            by_draft=_added([ledger.by_draft for ledger in ledgers]),
             **sums,
         )
 
@@ -104,8 +107,12 @@ class Ledger:
         """Count a speculative round; what lies behind a cut of the text (`kept` tokens stay) does not count."""
         self.rounds += 1
         self.round_tokens += kept
-        self.drafted += min(drafted, kept)
-        self.accepted += min(accepted, kept)
+        drafted, accepted = min(drafted, kept), min(accepted, kept)
+        self.drafted += drafted
+        self.accepted += accepted
+        while len(self.by_draft) <= drafted:
+            self.by_draft.append([0] * (len(self.by_draft) + 1))
+        self.by_draft[drafted][accepted] += 1
 
     def decode_tps(self) -> float | None:
         """Tokens after the first commit / (last commit - first commit); None without an interval."""
@@ -133,7 +140,17 @@ class Ledger:
             link_s=self.link_s,
             tail_s=self.tail_s,
             wire_dtype=self.wire_dtype,
+            rounds_by_draft=tuple(tuple(counts) for counts in self.by_draft),
         )
+
+
+def _added(histograms: Sequence[list[list[int]]]) -> list[list[int]]:
+    longest = max(map(len, histograms), default=0)
+    total = [[0] * (drafted + 1) for drafted in range(longest)]
+    for histogram in histograms:
+        for drafted, counts in enumerate(histogram):
+            total[drafted] = [mine + more for mine, more in zip(total[drafted], counts, strict=True)]
+    return total
 
 
 #: fields of a ledger that add up over the choices of a job

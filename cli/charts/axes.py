@@ -1,0 +1,111 @@
+"""The frame that charts share: a plane of round numbers with a grid, labels, a title and a description."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from cli.charts.element import Element, element
+
+#: user units of a chart; its text has 12, so that it can still be read at the width of a telephone
+WIDTH, HEIGHT = 400.0, 210.0
+_LEFT, _RIGHT, _TOP, _BOTTOM = 44.0, 10.0, 10.0, 38.0
+#: intervals of an axis, at most
+_NUM_TICKS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """Values from 0 to `end`, with marks; `label` says what they are, in which unit."""
+
+    end: float
+    ticks: tuple[float, ...]
+    label: str
+    #: how a mark is written
+    write: Callable[[float], str]
+
+    @classmethod
+    def to(cls, largest: float, label: str, write: Callable[[float], str] | None = None) -> Axis:
+        """An axis of round numbers that `largest` fits on."""
+        largest = largest if largest > 0 else 1.0
+        step = round_step(largest / _NUM_TICKS)
+        number = math.ceil(largest / step - 1e-9)
+        return cls(number * step, tuple(index * step for index in range(number + 1)), label, write or short)
+
+    @classmethod
+    def until(cls, end: float, label: str, write: Callable[[float], str]) -> Axis:
+        """An axis that ends at `end`, with marks at round numbers before."""
+        step = round_step(end / _NUM_TICKS)
+        return cls(end, tuple(index * step for index in range(int(end / step) + 1)), label, write)
+
+
+@dataclass(frozen=True, slots=True)
+class Plane:
+    """Where values lie in a chart."""
+
+    across: Axis
+    up: Axis
+
+    def x(self, value: float) -> float:
+        """User units from the left."""
+        return _LEFT + (WIDTH - _LEFT - _RIGHT) * value / self.across.end
+
+    def y(self, value: float) -> float:
+        """User units from the top."""
+        return HEIGHT - _BOTTOM - (HEIGHT - _TOP - _BOTTOM) * value / self.up.end
+
+    def grid(self) -> Element:
+        """Lines and labels behind the values."""
+        lines: list[Element] = []
+        left, right, bottom = self.x(0), self.x(self.across.end), self.y(0)
+        for tick in self.up.ticks:
+            at = self.y(tick)
+            lines.append(element("line", x1=left, x2=right, y1=at, y2=at, class_="grid"))
+            lines.append(_label(self.up.write(tick), left - 5, at + 4, "end"))
+        for tick in self.across.ticks:
+            anchor = "end" if tick == self.across.end else "middle"
+            lines.append(_label(self.across.write(tick), self.x(tick), bottom + 15, anchor))
+        lines.append(_label(self.across.label, (left + right) / 2, HEIGHT - 5, "middle"))
+        return element("g", *lines, class_="axes")
+
+
+def drawing(title: str, description: str, *children: Element, height: float = HEIGHT) -> Element:
+    """An SVG that is read aloud as its title and description."""
+    return element(
+        "svg",
+        element("title", title),
+        element("desc", description),
+        *children,
+        viewBox=f"0 0 {WIDTH:.0f} {height:.0f}",
+        role="img",
+        aria_label=f"{title}. {description}",
+    )
+
+
+def hover(text: str) -> Element:
+    """What a shape says when the pointer rests on it."""
+    return element("title", text)
+
+
+def _label(text: str, x: float, y: float, anchor: str) -> Element:
+    return element("text", text, x=x, y=y, text_anchor=anchor)
+
+
+def round_step(rough: float) -> float:
+    """The least of 1, 2, 2.5, 5 times a power of ten that is not below `rough`."""
+    power = 10.0 ** math.floor(math.log10(rough))
+    return next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= rough * (1 - 1e-9))
+
+
+def short(value: float) -> str:
+    """A number in few characters: `0`, `0.25`, `40`, `1.5k`, `2M`."""
+    for limit, unit in ((1e6, "M"), (1e3, "k")):
+        if value >= limit:
+            return f"{value / limit:.3g}{unit}"
+    return f"{value:.3g}"
+
+
+def whole_shares(value: float) -> str:
+    """A share in percent."""
+    return f"{100 * value:.0f}%"

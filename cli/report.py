@@ -1,0 +1,61 @@
+"""`shardq report`: pictures of a batch in one file."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import click
+
+from cli.database import opened
+from cli.errors import CliError
+from cli.options import database_option
+from cli.output import note
+from cli.report_page import page
+from storage.batches import get_batch
+from storage.figures import batch_figures
+from storage.series import batch_series
+
+
+@click.command("report")
+@click.argument("batch")
+@click.option(
+    "--output",
+    "-o",
+    type=click.Path(dir_okay=False, allow_dash=True, path_type=Path),
+    help="Write to this file, - for stdout.  [default: the batch's id with .html]",
+)
+@database_option
+def report_command(batch: str, output: Path | None) -> None:
+    """Pictures of a batch in one HTML file, which needs no network.
+
+    BATCH is an id, the beginning of one, or a name. The page shows headline figures, tokens per second and slots
+    over time, where the time went, acceptance, the distributions of times, the slowest jobs and the errors: of the
+    jobs that have ended so far.
+
+    \b
+    shardq report nightly --output nightly.html
+    """
+    with opened() as database:
+        row = get_batch(database, batch)
+        html = page(row, batch_figures(database, row.id), batch_series(database, row.id), database.now())
+    # A model may leave half a surrogate pair in a message.
+    content = html.encode("utf-8", "replace")
+    if output == Path("-"):
+        click.echo(content, nl=False)
+        return
+    path = output or Path(f"{row.id}.html")
+    _write(path, content)
+    note(f"written to {path}: open it in a browser")
+
+
+def _write(path: Path, content: bytes) -> None:
+    """A file that appears only once it is complete."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        temporary.write_bytes(content)
+        temporary.replace(path)
+    except OSError as error:
+        raise CliError(f"cannot write {path}: {error.strerror}") from error
+    finally:
+        temporary.unlink(missing_ok=True)
