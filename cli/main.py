@@ -30,7 +30,7 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "show": ("cli.show", "One job: request, text, figures, where its time went."),
         "stats": ("cli.stats", "How a batch's figures spread, where its time went."),
         "compare": ("cli.compare", "Two batches of the same prompts side by side."),
-        "report": ("cli.report", "Pictures of a batch, in one HTML file."),
+        "report": ("cli.report", "Pictures of a batch in one HTML file."),
         "cancel": ("cli.cancel", "Stop a batch, or one job of it."),
         "retry": ("cli.retry", "Run jobs of an ended batch again."),
         "delete": ("cli.retention", "Delete batches with everything they hold."),

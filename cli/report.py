@@ -27,11 +27,11 @@ from storage.series import batch_series
 )
 @database_option
 def report_command(batch: str, output: Path | None) -> None:
-    """Pictures of a batch in one HTML file, which needs no network.
+    """Pictures of a batch in one HTML file.
 
     BATCH is an id, the beginning of one, or a name. The page shows headline figures, tokens per second and slots
     over time, where the time went, acceptance, the distributions of times, the slowest jobs and the errors: of the
-    jobs that have ended so far.
+    jobs that have ended so far. It fetches nothing and runs no script.
 
     \b
     shardq report nightly --output nightly.html
