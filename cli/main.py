@@ -34,7 +34,7 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "head": ("cli.workers", "Run the first half of a model and take jobs."),
         "tail": ("cli.workers", "Run the second half of a model."),
         "bookkeeper": ("cli.workers", "Keep the database: feed, record and reconcile jobs."),
-        "flower": ("cli.workers", "Run the Flower dashboard."),
+        "flower": ("cli.flower", "Run the Flower dashboard."),
         "init-server": ("cli.init_server", "Write what the public host needs to be safe."),
     },
     "One machine": {

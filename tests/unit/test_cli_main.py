@@ -32,7 +32,7 @@ def test_help_of_every_command_fits_80_columns_and_shows_an_example(run: Shardq,
     result = run(name, "--help")
     assert result.exit_code == 0
     assert max(map(len, result.stdout.splitlines())) <= 80
-    if name not in ("bookkeeper", "flower"):
+    if name != "bookkeeper":
         assert f"\n  shardq {name}" in result.stdout
 
 
