@@ -43,7 +43,7 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "tail": ("cli.workers", "Run the second half of a model."),
         "top": ("cli.top", "Heads, tails, link and queue, live."),
         "bookkeeper": ("cli.workers", "Keep the database: feed, record and reconcile jobs."),
-        "flower": ("cli.workers", "Run the Flower dashboard."),
+        "flower": ("cli.flower", "Run the Flower dashboard."),
         "init-server": ("cli.init_server", "Write what the public host needs to be safe."),
     },
     "One machine": {

@@ -190,8 +190,6 @@ def _variables(plan: ServerPlan, user: str, queue: Account | None, wire: Account
         lines.append(f"SHARDQ_RELAY_URL={_url(wire, host, plan.wire_port)}")
     if plan.has_ca:
         lines.append(f"SHARDQ_TLS_CA={ca}")
-    if user == "flower":
-        lines.append("SHARDQ_FLOWER_READ_ONLY=1")
     for head in plan.heads:
         if user == head_user(head.head_id):
             lines.append(f"SHARDQ_HEAD_ID={head.head_id}")

@@ -18,9 +18,6 @@ _SHARED = (
     *("max_length", "slots"),
 )
 
-#: finished and running jobs that Flower keeps in memory
-FLOWER_MAX_TASKS = 10_000
-
 
 def model_options(function: F) -> F:
     """What head and tail must be told alike."""
@@ -253,37 +250,3 @@ def bookkeeper_command(**options: Any) -> None:
     die_with_parent()
     with opened() as database:
         run(database, BookkeeperSettings(**given(**options)))
-
-
-@click.command("flower")
-@click.option("--port", default=5555, show_default=True, help="Port of the page.")
-@click.option("--address", default="127.0.0.1", show_default=True, help="Address of the page.")
-@click.option(
-    "--read-only",
-    is_flag=True,
-    envvar="SHARDQ_FLOWER_READ_ONLY",
-    help="Send workers no commands and ask them nothing.  [env: SHARDQ_FLOWER_READ_ONLY]",
-)
-@broker_option
-@insecure_option
-@log_option
-def flower_command(port: int, address: str, read_only: bool) -> None:
-    """Run the Flower dashboard.
-
-    The page has no password of its own: keep it on this machine, or put a proxy in front.
-
-    \b
-    shardq flower --read-only
-    """
-    from tasks.connection import check_settings
-    from tasks.settings import TaskSettings
-
-    check_settings(TaskSettings())
-    die_with_parent()
-    from tasks.app import app
-
-    if read_only:
-        from tasks.watching import SilentControl
-
-        app.control_cls = SilentControl
-    app.start(["flower", f"--address={address}", f"--port={port}", f"--max_tasks={FLOWER_MAX_TASKS}"])

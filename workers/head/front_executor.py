@@ -83,7 +83,10 @@ class Executor:
             if self._leases.leave(task_id) and handed_back:
                 self._leases.release(task_id)
         if outcome.stopped is not None:
-            self._show_revoked(task_id, outcome.stopped)
+            self._show_revoked(outcome, outcome.stopped)
+            raise Ignore
+        if outcome.failure is not None:
+            self._show_failed(outcome, outcome.failure)
             raise Ignore
         return summary(outcome)
 
@@ -134,10 +137,16 @@ class Executor:
             return  # the other delivery of this job was quicker
         results.publish_outcome(self._client, outcome)
 
-    def _show_revoked(self, task_id: str, reason: StopReason) -> None:
+    def _show_revoked(self, outcome: Outcome, reason: StopReason) -> None:
         """`Ignore` sends no event of its own: the dashboard would show the job as started for ever."""
         expired = reason is StopReason.EXPIRED
-        self._send_event("task-revoked", uuid=task_id, terminated=True, signum=None, expired=expired)
+        fields = {"terminated": True, "signum": None, "expired": expired, "result": repr(summary(outcome))}
+        self._send_event("task-revoked", uuid=outcome.task_id, **fields)
+
+    def _show_failed(self, outcome: Outcome, failure: FailureType) -> None:
+        """What Celery would send for an exception, which it would log with a traceback, too."""
+        reason = f"{failure}: {outcome.failure_message}" if outcome.failure_message else str(failure)
+        self._send_event("task-failed", uuid=outcome.task_id, exception=reason, result=repr(summary(outcome)))
 
     def _insist(self, call: Callable[[], T]) -> T:
         """`call()`, again and again while the queue server fails us; Reject once this front stops."""

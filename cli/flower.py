@@ -1,0 +1,90 @@
+"""`shardq flower`: Celery's dashboard, for looking only."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from cli.options import broker_option, insecure_option, log_option
+from cli.processes import die_with_parent
+
+#: jobs kept in memory, running or ended, unless told otherwise: 5,000 of them took 30 MB (`benchmarks.host`)
+MAX_TASKS = 10_000
+#: what the list of jobs shows: the name would be the same in every row
+COLUMNS = "uuid,args,state,result,runtime,started,worker"
+#: requests that change something or read results, by Flower's handlers
+BLOCKED = (
+    *("WorkerShutDown", "WorkerPoolRestart", "WorkerPoolGrow", "WorkerPoolShrink", "WorkerPoolAutoscale"),
+    *("WorkerQueueAddConsumer", "WorkerQueueCancelConsumer"),
+    *("TaskApply", "TaskAsyncApply", "TaskSend", "TaskAbort", "TaskResult"),
+    *("TaskTimout", "TaskRateLimit", "TaskRevoke"),
+)
+
+
+@click.command("flower")
+@click.option("--port", default=5555, show_default=True, help="Port of the page.")
+@click.option("--address", default="127.0.0.1", show_default=True, help="Address of the page.")
+@click.option(
+    "--max-tasks",
+    type=click.IntRange(1, 1_000_000),
+    default=MAX_TASKS,
+    show_default=True,
+    metavar="N",
+    help="Jobs kept in memory; the oldest go first.",
+)
+@click.option("--url-prefix", metavar="PATH", help="Path under which a proxy serves the page, as `flower`.")
+@broker_option
+@insecure_option
+@log_option
+def flower_command(port: int, address: str, max_tasks: int, url_prefix: str | None) -> None:
+    """Run the Flower dashboard.
+
+    It shows jobs and heads and changes nothing. The page has no password of
+    its own: keep it on this machine, or put a proxy in front.
+
+    \b
+    shardq flower
+    shardq flower --port 8080 --url-prefix flower
+    """
+    from tasks.connection import check_settings
+    from tasks.settings import TaskSettings
+
+    check_settings(TaskSettings())
+    die_with_parent()
+    from tasks.app import app
+    from tasks.watching import SilentControl, show_progress_as_started
+
+    app.control_cls = SilentControl
+    show_progress_as_started()
+    remove_blocked()
+    app.start(["flower", *_arguments(port, address, max_tasks, url_prefix)])
+
+
+def remove_blocked() -> None:
+    """Take the `BLOCKED` requests out of Flower's page, which then answers 404 to them."""
+    from flower.urls import handlers
+
+    # the very list that Flower's application is made from
+    handlers[:] = [handler for handler in handlers if _class_of(handler).__name__ not in BLOCKED]
+
+
+def _class_of(handler: Any) -> type[Any]:
+    kind: type[Any] = handler[1] if isinstance(handler, tuple) else handler.handler_class
+    return kind
+
+
+def _arguments(port: int, address: str, max_tasks: int, url_prefix: str | None) -> list[str]:
+    """Flower's own arguments; they win over its variables (`FLOWER_…`) and its file of settings."""
+    prefix = [f"--url_prefix={url_prefix.strip('/')}"] if url_prefix else []
+    return [
+        f"--address={address}",
+        f"--port={port}",
+        f"--max_tasks={max_tasks}",
+        f"--tasks_columns={COLUMNS}",
+        # a second lock: Flower's own, and no buttons
+        "--read_only=True",
+        # heads send their events unasked
+        "--enable_events=False",
+        *prefix,
+    ]
