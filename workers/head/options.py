@@ -27,3 +27,5 @@ class EngineOptions:
     prefill_per_turn: int = 1
     #: where the drafter runs beside the engine, in a thread of its own; None: in the engine's thread
     drafts_apart_on: str | None = None
+    #: when the last job must have ended, in seconds since the epoch; None: never
+    ends_at: float | None = None
