@@ -16,7 +16,7 @@ FUZZ_ARGS ?=
 
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: help demo test lint check parity bench bench-wan bench-gpu large fuzz chaos soak clean
+.PHONY: help demo test lint check parity docs recording bench bench-wan bench-gpu large fuzz chaos soak clean
 
 help:
 	@echo "make demo    run 16 prompts through a small model cut in two"
@@ -24,6 +24,8 @@ help:
 	@echo "make lint    ruff and mypy --strict"
 	@echo "make check   lint and test: what CI runs"
 	@echo "make parity  the slow tests: the full parity matrix on the real model"
+	@echo "make docs    write docs/settings.md anew"
+	@echo "make recording  run the demo and make the README's picture of it"
 	@echo "make bench   tokens per second of this machine, alone and over a link of 86 ms"
 	@echo "make bench-wan  what a long link costs: head and tail over simulated links"
 	@echo "make bench-gpu  what one draft, one round and a whole system cost on a GPU"
@@ -60,6 +62,13 @@ check: lint test
 
 parity: $(STAMP)
 	$(BIN)/python -m pytest -m slow --timeout 3600 $(PYTEST_ARGS)
+
+docs: $(STAMP)
+	$(BIN)/python -m scripts.settings_page
+	$(BIN)/python -m scripts.models_page
+
+recording: $(STAMP)
+	$(BIN)/python -m scripts.demo_recording
 
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks.batch

@@ -28,7 +28,7 @@ from workers.engine.source import Part
 from workers.head.drafters import make_drafter
 from workers.head.worker import engine_options
 from workers.served import ServedModel
-from workers.settings import HeadSettings
+from workers.settings import HeadSettings, is_gpu
 
 Dtype = Literal["float32", "float16", "bfloat16"]
 
@@ -98,6 +98,7 @@ class Bench:
             device=way.device,
             slots=settings.num_slots,
             max_length=MAX_LENGTH,
+            graphs=settings.graphs and is_gpu(way.device),
         )
         options = replace(
             engine_options(settings, self._arguments.dtype), drafts_apart_on=way.device if way.apart else None

@@ -106,6 +106,8 @@ def model_arguments(model: str | None, draft_length: int) -> StackOptions:
         head=(*both, *split, *head, *speculation),
         tail=(*both, *split, "--slots", str(SLOTS)),
         persistent=False,
+        # what the user's other systems are like is none of the demo's business
+        environment={"SHARDQ_CONFIG": "/dev/null"},
     )
 
 

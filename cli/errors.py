@@ -1,6 +1,7 @@
 """Errors of the command line; each is one line on stderr and an exit status.
 
 CliError (1)
+├── ConfigInvalid (2)
 ├── InputRefused (2)
 ├── NotConfirmed (2)
 ├── NotFound (1)
@@ -35,6 +36,12 @@ class CliError(click.ClickException):
     """A command could not do its work."""
 
     exit_code = ExitCode.ERROR
+
+
+class ConfigInvalid(CliError):
+    """The configuration file cannot be used."""
+
+    exit_code = ExitCode.USAGE
 
 
 class InputRefused(CliError):

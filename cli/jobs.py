@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
@@ -13,7 +14,9 @@ from cli.options import broker_option, database_option, insecure_option, json_op
 from cli.output import NOTHING, counted, duration, figure, moment, note, percent, print_json, print_table, state, warn
 from cli.reasons import System, look_around, why_nothing_moves
 from storage.batches import get_batch, list_batches
+from storage.database import Database
 from storage.figures import batch_figures
+from storage.jobs import open_models
 from storage.records import DEFAULT_PRIORITY, BatchFigures, BatchRow
 from storage.states import TERMINAL_STATUSES, BatchStatus
 from tasks.durations import shortest
@@ -45,15 +48,23 @@ def status_command(ctx: click.Context, batch: str | None, as_json: bool) -> None
     with opened() as database:
         row = get_batch(database, batch)
         figures = batch_figures(database, row.id)
+        reasons = _reasons(database, row, look_around) if row.counts.num_open else []
     if as_json:
-        print_json(batch_json(row, figures))
+        print_json({**batch_json(row, figures), "obstacles": reasons})
     else:
         print_batch(row, figures)
-        if row.counts.num_open and row.status != BatchStatus.VALIDATING:
-            stopping = row.status == BatchStatus.CANCELLING
-            for reason in why_nothing_moves(look_around(), row.counts, stopping=stopping):
-                warn(reason)
+        for reason in reasons:
+            warn(reason)
     ctx.exit(exit_code(row.counts))
+
+
+def _reasons(database: Database, row: BatchRow, system: Callable[[], System]) -> list[str]:
+    """Why an open batch does not move."""
+    if row.status == BatchStatus.VALIDATING:
+        return []
+    stopping = row.status == BatchStatus.CANCELLING
+    models = open_models(database, row.id)
+    return list(why_nothing_moves(system(), row.counts, stopping=stopping, models=models))
 
 
 @click.command("list")
@@ -227,15 +238,17 @@ def figures_json(figures: BatchFigures) -> dict[str, Any]:
 def _show_system(as_json: bool) -> None:
     with opened() as database:
         rows = list_batches(database, limit=RECENT)
-    system = look_around()
+        system = look_around()
+        open_rows = [row for row in rows if row.counts.num_open]
+        found = [reason for row in open_rows for reason in _reasons(database, row, lambda: system)]
+    reasons = list(dict.fromkeys(found))
     if as_json:
-        print_json({"batches": [batch_json(row) for row in rows], **system.to_json()})
+        print_json({"batches": [batch_json(row) for row in rows], **system.to_json(), "obstacles": reasons})
         return
     _print_system(system)
     if rows:
         print_batches(rows)
-    open_rows = [row for row in rows if row.counts.num_open and row.status != BatchStatus.VALIDATING]
-    for reason in why_nothing_moves(system, open_rows[0].counts) if open_rows else []:
+    for reason in reasons if not system.problem else []:
         warn(reason)
 
 

@@ -7,6 +7,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Iterator
+from difflib import get_close_matches
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -15,12 +16,15 @@ from typing import Any
 import click
 
 from cli.errors import CliError, ExitCode
+from cli.manner import Manner
+from cli.next_steps import with_next_step
 
 #: section → command → (module, help line). The modules are imported only when their command runs.
 SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
     "Batches": {
         "submit": ("cli.submit", "Check a file of prompts and queue it as a batch."),
         "status": ("cli.jobs", "How far a batch is, or how the whole system is."),
+        "follow": ("cli.follow_job", "The text of a job as it is being committed."),
         "list": ("cli.jobs", "The batches, newest first."),
         "results": ("cli.results", "Results of a batch, in input order."),
         "cancel": ("cli.cancel", "Stop a batch, or one job of it."),
@@ -33,6 +37,7 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
     "Machines": {
         "head": ("cli.workers", "Run the first half of a model and take jobs."),
         "tail": ("cli.workers", "Run the second half of a model."),
+        "top": ("cli.top", "Heads, tails, link and queue, live."),
         "bookkeeper": ("cli.workers", "Keep the database: feed, record and reconcile jobs."),
         "flower": ("cli.workers", "Run the Flower dashboard."),
         "init-server": ("cli.init_server", "Write what the public host needs to be safe."),
@@ -40,7 +45,9 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
     "One machine": {
         "up": ("cli.up", "Run everything in this terminal, Redis included."),
         "demo": ("cli.demo", "Run 16 prompts through a small model cut in two."),
+        "config": ("cli.configuration", "The settings, and where each comes from."),
         "doctor": ("cli.doctor", "Say what is wrong with this installation."),
+        "completion": ("cli.completion", "Print the script that completes commands and options."),
     },
 }
 
@@ -51,6 +58,9 @@ EXTRAS = {
     "bitsandbytes": "gpu",
     "cryptography": "server",
 }
+
+#: options of `shardq` itself that may stand anywhere on the line
+ANYWHERE = ("--quiet", "--no-color")
 
 COMMANDS = {name: entry for section in SECTIONS.values() for name, entry in section.items()}
 
@@ -68,6 +78,17 @@ class Commands(click.Group):
         command: click.Command = vars(module)[f"{cmd_name.replace('-', '_')}_command"]
         return command
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        near = get_close_matches(args[0], COMMANDS, n=2) if args[0] not in COMMANDS else []
+        if near and not ctx.resilient_parsing:
+            ctx.fail(f"No such command {args[0]!r}. Did you mean {' or '.join(map(repr, near))}?")
+        return super().resolve_command(ctx, args)
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, _anywhere_first(args))
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         for title, commands in SECTIONS.items():
             with formatter.section(title):
@@ -78,6 +99,13 @@ class Commands(click.Group):
         if not standalone_mode:
             return run()
         sys.exit(_exit_code(run))
+
+
+def _anywhere_first(args: list[str]) -> list[str]:
+    """The arguments with `ANYWHERE` before the command: people add them at the end of a line."""
+    end = args.index("--") if "--" in args else len(args)
+    ours = [arg for arg in args[:end] if arg in ANYWHERE]
+    return [*ours, *(arg for arg in args[:end] if arg not in ANYWHERE), *args[end:]]
 
 
 def _exit_code(run: Callable[[], Any]) -> int:
@@ -117,7 +145,7 @@ def _describe(error: Exception) -> str:
     if isinstance(error, ModuleNotFoundError) and error.name in EXTRAS:
         return f"{error.name} is not installed: run `pip install 'shardq[{EXTRAS[error.name]}]'`"
     if any(is_ours(kind) for kind in type(error).__mro__):
-        return " ".join(str(error).split())
+        return with_next_step(" ".join(str(error).split()), type(error))
     where = "set SHARDQ_DEBUG=1 to see where"
     return f"unexpected {type(error).__name__}: {' '.join(str(error).split())} ({where})"
 
@@ -166,9 +194,21 @@ def _print_version(ctx: click.Context, _: click.Parameter, value: bool) -> None:
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 80})
 @click.option(
+    "--config",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Settings for what no option or variable gives.  [env: SHARDQ_CONFIG]",
+)
+@click.option(
     "--data-dir",
     type=click.Path(file_okay=False, path_type=Path),
     help="Where this machine keeps its database and state.  [env: SHARDQ_DATA_DIR]",
+)
+@click.option("--quiet", is_flag=True, help="Print results and errors only. May stand anywhere on the line.")
+@click.option(
+    "--no-color",
+    is_flag=True,
+    help="No colours, as with NO_COLOR set; FORCE_COLOR keeps them in pipes. May stand anywhere.",
 )
 @click.option(
     "--version",
@@ -179,7 +219,7 @@ def _print_version(ctx: click.Context, _: click.Parameter, value: bool) -> None:
     help="Show the version.",
 )
 @click.pass_context
-def shardq(ctx: click.Context, data_dir: Path | None) -> None:
+def shardq(ctx: click.Context, config: Path | None, data_dir: Path | None, quiet: bool, no_color: bool) -> None:
     """Batch LLM inference over a model cut in two.
 
     \b
@@ -190,11 +230,18 @@ def shardq(ctx: click.Context, data_dir: Path | None) -> None:
     """
     if ctx.resilient_parsing:
         return
+    if no_color:
+        os.environ["NO_COLOR"] = "1"  # read by rich, and by what we start
     if data_dir is not None:
         os.environ["SHARDQ_DATA_DIR"] = str(data_dir.expanduser().absolute())
+    if config is not None:
+        os.environ["SHARDQ_CONFIG"] = str(config.expanduser().absolute())
+    from cli import config_file
     from cli.settings import CliSettings, use_data_dir
 
-    use_data_dir(CliSettings())
+    if path := config_file.find():
+        config_file.apply(config_file.read(path), ctx.invoked_subcommand)
+    ctx.obj = Manner(quiet=quiet, placed=use_data_dir(CliSettings()))
 
 
 def main() -> None:

@@ -71,9 +71,10 @@ def log_option(function: F) -> F:
         type=click.Choice(["debug", "info", "warning", "error"]),
         default="info",
         show_default=True,
+        envvar="SHARDQ_LOG_LEVEL",
         expose_value=False,
         callback=callback,
-        help="How much is logged.",
+        help="How much is logged.  [env: SHARDQ_LOG_LEVEL]",
     )(function)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Iterable, Sequence
 from typing import Any, TextIO
@@ -12,23 +13,31 @@ from rich.console import Console, JustifyMethod
 from rich.table import Table
 from rich.text import Text
 
+from cli.manner import is_quiet
+
 #: what stands where there is no figure
 NOTHING = "–"
 
 
 def console(out: TextIO | None = None) -> Console:
-    """A console for this stream, stdout by default: colours only on a terminal, 80 columns elsewhere."""
-    return Console(file=out, highlight=False, emoji=False, markup=False)
+    """A console for this stream, stdout by default: colours only on a terminal, 80 columns elsewhere.
+
+    NO_COLOR takes them away, bold and dim included, and goes before FORCE_COLOR, which keeps them in pipes.
+    """
+    plain = bool(os.environ.get("NO_COLOR"))
+    return Console(file=out, highlight=False, emoji=False, markup=False, color_system=None if plain else "auto")
 
 
 def warn(message: str) -> None:
-    """A remark on stderr that stops nothing."""
-    click.echo(f"Warning: {message}", err=True)
+    """A remark on stderr that stops nothing; none with --quiet."""
+    if not is_quiet():
+        click.echo(f"Warning: {message}", err=True)
 
 
 def note(message: str) -> None:
-    """What is going on, on stderr: stdout is for results."""
-    click.echo(message, err=True)
+    """What is going on, on stderr: stdout is for results; nothing with --quiet."""
+    if not is_quiet():
+        click.echo(message, err=True)
 
 
 def print_json(value: Any) -> None:

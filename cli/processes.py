@@ -13,6 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from cli.config_file import ORIGIN_VARIABLE, from_file
+
 #: seconds a child may take after SIGINT before SIGTERM, and after that before SIGKILL
 GRACE_S = 30.0
 TERMINATE_S = 5.0
@@ -30,11 +32,14 @@ def shardq_argv(*arguments: str) -> list[str]:
 
 
 def child_environment(extra: Mapping[str, str]) -> dict[str, str]:
-    """Our environment with `extra`, and so that the child finds the same packages as we do."""
+    """Our environment with `extra`, and so that the child finds the same packages as we do.
+
+    What came from the configuration file is left out: the child reads that for itself, with its own table.
+    """
     root = str(Path(__file__).parent.parent)
     path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH", "")]))
     return {
-        **os.environ,
+        **{name: value for name, value in os.environ.items() if name not in {*from_file(os.environ), ORIGIN_VARIABLE}},
         "PYTHONPATH": path,
         "PYTHONUNBUFFERED": "1",
         # whoever reads our child's lines shows them to people, unless told otherwise

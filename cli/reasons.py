@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from cli.next_steps import with_next_step
 from storage.records import Counts
 from tasks import keys
 from tasks.connection import connect, translated
@@ -16,6 +17,8 @@ from tasks.settings import TaskSettings
 
 #: share of the queue server's memory from which it is worth a word
 FULL_SHARE = 0.7
+#: share of it from which the server refuses what is queued
+OUT_SHARE = 0.98
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,13 +58,16 @@ def look_around() -> System:
                 memory_share=memory_share(client),
             )
     except TaskError as error:
-        return System(problem=str(error))
+        return System(problem=with_next_step(str(error), type(error)))
 
 
-def why_nothing_moves(system: System, counts: Counts, *, stopping: bool = False) -> Iterator[str]:
-    """What stands in the way of a batch with these open jobs, one line each; nothing if all is well.
+def why_nothing_moves(
+    system: System, counts: Counts, *, stopping: bool = False, models: Collection[str] = ()
+) -> Iterator[str]:
+    """What stands in the way of these open jobs, one line each with the next step; nothing if all is well.
 
-    `stopping`: it is being cancelled, which needs no head.
+    `stopping`: they are being cancelled, which needs no head. `models`: the served names that they wait for; none
+    given: any head will do.
     """
     if system.problem:
         yield system.problem
@@ -70,9 +76,47 @@ def why_nothing_moves(system: System, counts: Counts, *, stopping: bool = False)
         yield "no bookkeeper runs: nothing is fed or recorded (start `shardq bookkeeper`)"
     if stopping:
         return
+    if counts.waiting:
+        yield from _memory(system.memory_share)
     if not system.heads:
         yield "no head is alive: jobs wait in the queue (start `shardq head`)"
-    elif not any(head.consuming for head in system.heads):
-        yield "no head has a tail: jobs wait in the queue (start `shardq tail`)"
-    if system.memory_share is not None and system.memory_share >= FULL_SHARE and counts.waiting:
-        yield f"the queue server's memory is {system.memory_share:.0%} full: feeding waits until it is less"
+    elif models:
+        for model in sorted(models):
+            yield from _heads_of(system, model, counts)
+    else:
+        yield from _slots(system.heads, counts)
+
+
+def _memory(share: float | None) -> Iterator[str]:
+    if share is None or share < FULL_SHARE:
+        return
+    if share >= OUT_SHARE:
+        yield (
+            f"the queue server's memory is {share:.0%} full: nothing more can be queued (raise `maxmemory` in its "
+            "configuration, or wait until jobs end)"
+        )
+    else:
+        yield (
+            f"the queue server's memory is {share:.0%} full: feeding pauses until it is less (wait until jobs end, "
+            "or raise its `maxmemory`)"
+        )
+
+
+def _heads_of(system: System, model: str, counts: Counts) -> Iterator[str]:
+    """What keeps the heads from jobs of this served name."""
+    heads = [head for head in system.heads if head.model == model]
+    if heads:
+        yield from _slots(heads, counts)
+        return
+    served = ", ".join(sorted({head.model for head in system.heads}))
+    yield f"no head serves {model!r}, only {served} (start `shardq head --name {model}`)"
+
+
+def _slots(heads: Sequence[HeadInfo], counts: Counts) -> Iterator[str]:
+    ready = [head for head in heads if head.consuming]
+    if not ready:
+        names = ", ".join(head.head_id for head in heads)
+        yield f"no head has a tail ({names}): jobs wait in the queue (start `shardq tail`)"
+    elif not counts.running and all(head.running >= head.slots for head in ready):
+        num_slots = sum(head.slots for head in ready)
+        yield f"all {num_slots} slots are busy: jobs wait for their turn (another `shardq head` begins them sooner)"

@@ -76,15 +76,16 @@ class RunningStack:
         return addresses if _is_alive(pid) else None
 
 
-def use_data_dir(settings: CliSettings) -> None:
-    """Point this process at the data directory's database and running `shardq up`.
+def use_data_dir(settings: CliSettings) -> frozenset[str]:
+    """Point this process at the data directory's database and running `shardq up`; the variables that were set.
 
     Through the environment, which every package and every child process reads; what stands there wins.
     """
     addresses = RunningStack(settings.data_dir).read()
     found = addresses.environment() if addresses else {"SHARDQ_DATABASE_URL": settings.database_url}
-    for name, value in found.items():
-        os.environ.setdefault(name, value)
+    chosen = {name: value for name, value in found.items() if name not in os.environ}
+    os.environ.update(chosen)
+    return frozenset(chosen)
 
 
 def _is_alive(pid: object) -> bool:

@@ -30,6 +30,7 @@ from cli.submission import (
     unserved_lines,
     write_batch,
 )
+from storage.jobs import open_models
 from storage.records import BatchRow
 from storage.states import TERMINAL_STATUSES
 
@@ -171,7 +172,7 @@ def _submit(stream: BinaryIO, check: Check, order: Order, afterwards: Afterwards
             note(remark)
         batch = feed(database, written.batch)
         if not afterwards.wait:
-            _print_queued(batch, afterwards.as_json)
+            _print_queued(batch, open_models(database, batch.id), afterwards.as_json)
             return ExitCode.OK
         if not afterwards.as_json:
             click.echo(batch.id)
@@ -196,7 +197,7 @@ def _remarks(written: Written, order: Order) -> Iterator[str]:
         yield f"`shardq retry {batch.id}` runs what failed or expired again"
 
 
-def _print_queued(batch: BatchRow, as_json: bool) -> None:
+def _print_queued(batch: BatchRow, models: frozenset[str], as_json: bool) -> None:
     if as_json:
         print_json(batch_json(batch))
         return
@@ -205,5 +206,5 @@ def _print_queued(batch: BatchRow, as_json: bool) -> None:
         note(f"{counted(batch.counts.total, 'job')}, all ended; `shardq results {batch.id}` shows what came out")
         return
     note(f"{counted(batch.counts.total, 'job')}; `shardq status {batch.id}` says how far they are")
-    for reason in why_nothing_moves(look_around(), batch.counts):
+    for reason in why_nothing_moves(look_around(), batch.counts, models=models):
         warn(reason)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from types import TracebackType
 from typing import Self, TextIO
 
+from cli.manner import is_quiet
 from cli.output import duration, percent, size
 
 #: seconds of silence before the first word
@@ -25,7 +27,7 @@ class Ticker:
         self._out = out or sys.stderr
         self._is_live = self._out.isatty()
         self._start = time.monotonic()
-        self._next = self._start + PATIENCE_S
+        self._next = self._start + (math.inf if is_quiet() else PATIENCE_S)
         self._shown = False
 
     def __enter__(self) -> Self:

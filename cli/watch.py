@@ -15,6 +15,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from cli.manner import is_quiet
 from cli.output import console, duration, figure, style_of
 from storage.database import Database
 from storage.jobs import progress
@@ -176,8 +177,10 @@ def _bar(snapshot: Snapshot) -> Table:
 
 
 def make_display() -> Display:
-    """The display that fits stderr."""
-    if sys.stderr.isatty():
+    """The display that fits stderr: a line that is redrawn only where somebody looks at a terminal."""
+    if is_quiet():
+        return PlainDisplay(lambda line: None)
+    if sys.stderr.isatty() and not console(sys.stderr).is_dumb_terminal:
         return LiveDisplay()
     return PlainDisplay(lambda line: click.echo(line, err=True))
 

@@ -230,11 +230,26 @@ def tail_command(**options: Any) -> None:
 @broker_option
 @insecure_option
 @log_option
-def bookkeeper_command() -> None:
+@click.option(
+    "--metrics-port",
+    type=click.IntRange(0, 65535),
+    metavar="PORT",
+    help="Serve figures for Prometheus at this port. Default: none.  [env: SHARDQ_METRICS_PORT]",
+)
+@click.option(
+    "--metrics-host",
+    metavar="ADDRESS",
+    help="Address of that port; it has no password. Default: 127.0.0.1.  [env: SHARDQ_METRICS_HOST]",
+)
+def bookkeeper_command(**options: Any) -> None:
     """Keep the database: feed, record and reconcile jobs.
 
     Feeds waiting jobs to the queue, records finished ones, queues lost ones again. One per installation, on the
-    machine that has the database.
+    machine that has the database. With --metrics-port one page tells Prometheus of all heads and tails.
+
+    \b
+    shardq bookkeeper
+    shardq bookkeeper --metrics-port 9464
     """
     from cli.database import opened
     from tasks.bookkeeper import run
@@ -242,7 +257,7 @@ def bookkeeper_command() -> None:
 
     die_with_parent()
     with opened() as database:
-        run(database, BookkeeperSettings())
+        run(database, BookkeeperSettings(**given(**options)))
 
 
 @click.command("flower")
@@ -261,6 +276,9 @@ def flower_command(port: int, address: str, read_only: bool) -> None:
     """Run the Flower dashboard.
 
     The page has no password of its own: keep it on this machine, or put a proxy in front.
+
+    \b
+    shardq flower --read-only
     """
     from tasks.connection import check_settings
     from tasks.settings import TaskSettings

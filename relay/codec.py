@@ -28,7 +28,7 @@ from relay.messages import DTYPE_BYTES, Error, Hello, Message, Prefill, Release,
 from relay.shrink import shrink
 from relay.tensors import describe, raw, read_tensor
 
-VERSION = 3
+VERSION = 4
 #: bytes; the largest frame that either side accepts unless told otherwise
 MAX_FRAME_BYTES = 64 << 20
 #: bytes of a frame's header
@@ -120,7 +120,7 @@ _KINDS = {
     3: _Kind(Round, 2, True, upward.write_round, upward.read_round),
     4: _Kind(Release, 4, False, upward.write_release, upward.read_release),
     17: _Kind(Welcome, 2, False, downward.write_welcome, downward.read_welcome),
-    18: _Kind(Verdict, 4, False, downward.write_verdict, downward.read_verdict),
+    18: _Kind(Verdict, 5, False, downward.write_verdict, downward.read_verdict),
     19: _Kind(Error, 3, False, downward.write_error, downward.read_error),
 }
 _KIND_OF = {kind.message: number for number, kind in _KINDS.items()}

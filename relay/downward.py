@@ -6,8 +6,9 @@ import math
 from typing import Any
 
 from relay.errors import FrameInvalid
-from relay.fields import MAX_ALTERNATIVES, MAX_ROWS, MAX_TEXT, MAX_TOKENS, Fields, pack
+from relay.fields import MAX_ALTERNATIVES, MAX_ROWS, MAX_SECONDS, MAX_TEXT, MAX_TOKENS, Fields, pack
 from relay.messages import Accepted, Error, ErrorReason, TokenLogprobs, Verdict, Void, VoidReason, Welcome
+from relay.tail_figures import TailFigures
 
 
 def write_welcome(m: Welcome) -> list[Any]:
@@ -31,13 +32,34 @@ def read_error(f: Fields) -> Error:
 
 
 def write_verdict(m: Verdict) -> list[Any]:
-    return [m.number, [_write_row(row) for row in m.rows], float(m.tail_s), float(m.waited_s)]
+    rows = [_write_row(row) for row in m.rows]
+    return [m.number, rows, float(m.tail_s), float(m.waited_s), _write_figures(m.figures)]
 
 
 def read_verdict(f: Fields) -> Verdict:
     number = f.long("number")
     rows = tuple(_read_row(row) for row in f.array("rows", MAX_ROWS))
-    return Verdict(number, rows, f.number("tail_s"), f.number("waited_s"))
+    return Verdict(number, rows, f.number("tail_s"), f.number("waited_s"), _read_figures(f.item()))
+
+
+def _write_figures(m: TailFigures | None) -> list[Any] | None:
+    if m is None:
+        return None
+    return [m.rows, m.tokens, float(m.compute_s), float(m.uptime_s), m.gpu_used_bytes, m.gpu_total_bytes]
+
+
+def _read_figures(value: object) -> TailFigures | None:
+    if value is None:
+        return None
+    f = Fields(value, "TailFigures", 6)
+    return TailFigures(
+        rows=f.long("rows"),
+        tokens=f.long("tokens"),
+        compute_s=f.number("compute_s", MAX_SECONDS),
+        uptime_s=f.number("uptime_s", MAX_SECONDS),
+        gpu_used_bytes=f.long("gpu_used_bytes"),
+        gpu_total_bytes=f.long("gpu_total_bytes"),
+    )
 
 
 def _write_row(row: Accepted | Void) -> list[Any]:

@@ -23,6 +23,8 @@ MAX_ALTERNATIVES = 20
 MAX_HISTORY = 120_000
 #: characters of ids, names and digests
 MAX_NAME = 256
+#: of a process' life: some thirty years
+MAX_SECONDS = 1e9
 #: characters of an error's text
 MAX_TEXT = 16384
 

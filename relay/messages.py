@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from relay.profile import Profile
+from relay.tail_figures import TailFigures
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,6 +269,8 @@ class Verdict:
     tail_s: float
     #: seconds the frame lay at the tail besides
     waited_s: float = 0.0
+    #: with one verdict every few seconds
+    figures: TailFigures | None = None
 
 
 Upward = Hello | Prefill | Round | Release

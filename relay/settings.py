@@ -23,6 +23,7 @@ class RelaySettings(BaseSettings):
         populate_by_name=True,
     )
 
+    #: the server that carries the frames between head and tail
     url: str = Field(default="redis://127.0.0.1:6380/0", repr=False)
     #: certificate of the authority that signs the servers' certificates, for `rediss://`; SHARDQ_TLS_CA
     tls_ca: Path | None = Field(default=None, validation_alias="SHARDQ_TLS_CA")
@@ -38,4 +39,5 @@ class RelaySettings(BaseSettings):
     stream_ttl_s: int = Field(default=300, ge=1)
     #: frames kept per lane and direction; more in flight than this are lost
     frames_kept: int = Field(default=32, ge=2)
+    #: longest frame that is read or written
     max_frame_bytes: int = Field(default=MAX_FRAME_BYTES, ge=1024)

@@ -20,7 +20,7 @@ from storage.endings import end_batches, explanation, lock_batches_of
 from storage.errors import BatchNotFound, JobNotFound
 from storage.job_rows import read_rows, with_large
 from storage.records import ClaimedJob, Counts, InFlightJob, JobRow, Progress, RunningJob, Window
-from storage.states import FED_STATUSES, STOP_ENDS, BatchStatus, JobState, states_before
+from storage.states import FED_STATUSES, STOP_ENDS, TERMINAL_STATES, BatchStatus, JobState, states_before
 from storage.tables import IS_IN_FLIGHT, IS_WAITING, batch, job
 
 #: the attempt that the parameters of a statement name
@@ -135,6 +135,14 @@ def progress(db: Database, batch_id: str) -> Progress:
         rows = connection.execute(by_state).all()
     counts = Counts(**{state: number for state, number, _ in rows})
     return Progress(BatchStatus(status), counts, sum(int(tokens) for _, _, tokens in rows))
+
+
+def open_models(db: Database, batch_id: str) -> frozenset[str]:
+    """The served names that the batch's open jobs ask for."""
+    open_states = [state for state in JobState if state not in TERMINAL_STATES]
+    query = select(job.c.model).where(job.c.batch_id == batch_id, job.c.state.in_(open_states)).distinct()
+    with db.read() as connection:
+        return frozenset(connection.execute(query).scalars())
 
 
 def get_job(db: Database, job_id: str) -> JobRow:

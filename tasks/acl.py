@@ -49,6 +49,8 @@ def for_head(head_id: str, model: str | None = None) -> list[str]:
         Grant(("sadd",), writes=[keys.HEADS]),
         Grant(("hsetnx", "hgetall"), keys=[keys.MODELS]),
         Grant(("hget", "hmget"), reads=[keys.STOPS]),
+        Grant(("mget",), reads=[keys.follow("*")]),
+        Grant(("xadd", "expire"), writes=[keys.followed_text("*")]),
         Grant(("xadd",), writes=[keys.RESULTS, keys.REJECTED]),
         Grant(("sadd", "smembers"), keys=_bindings(name)),
         _sweeping(),
@@ -84,7 +86,8 @@ def for_bookkeeper() -> list[str]:
 def for_client() -> list[str]:
     """Whoever submits: puts jobs into queues and looks at lengths, heads and served names.
 
-    It cannot take a job out, read a waiting prompt or a result, or reach anybody's keys.
+    It cannot take a job out, read a waiting prompt or a result, or reach anybody's keys. A running job's text it can
+    follow, if it knows the job's id: nobody but the database lists these.
     """
     return _rules(
         Grant(("lpush", "xadd"), writes=[_ANY_QUEUE]),
@@ -95,6 +98,8 @@ def for_client() -> list[str]:
             reads=[keys.HEADS, keys.head("*"), keys.MODELS, keys.BOOKKEEPER],
         ),
         Grant(("xlen", "exists"), reads=[keys.RESULTS]),
+        Grant(("set", "pexpire"), writes=[keys.follow("*")]),
+        Grant(("xrange",), reads=[keys.followed_text("*")]),
         Grant(("info",)),
     )
 

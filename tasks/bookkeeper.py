@@ -15,6 +15,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from types import FrameType
@@ -34,7 +35,9 @@ from tasks.restorer import Restorer
 from tasks.results import ResultsReader
 from tasks.served import mirror_models
 from tasks.settings import BookkeeperSettings
+from tasks.status import BookkeeperStatus
 from tasks.stopper import Stopper
+from tasks.tally import Tally
 
 log = logging.getLogger(__name__)
 
@@ -80,7 +83,7 @@ class Bookkeeper:
         self._recorder = Recorder(database, ResultsReader(client))
         self._tenure_until = float("-inf")
         self._waits = False
-        feeder = Feeder(database, client, publisher, settings)
+        self._feeder = feeder = Feeder(database, client, publisher, settings)
         reconciler = Reconciler(database, client, publisher, settings.scan_interval_s)
         stopper = Stopper(database, client, lambda: self._clock())
         self._duties = [
@@ -131,6 +134,15 @@ class Bookkeeper:
         if failures:
             raise failures[0]
 
+    @property
+    def tally(self) -> Tally:
+        """What was recorded since this bookkeeper was made."""
+        return self._recorder.tally
+
+    def status(self) -> BookkeeperStatus:
+        """What it does now; from any thread."""
+        return BookkeeperStatus(active=self._tenure_until > float("-inf"), feeder_paused=self._feeder.paused)
+
     def close(self) -> None:
         """Let another bookkeeper take over at once."""
         with translated():
@@ -161,7 +173,8 @@ def _attempt(work: Callable[[], object], failures: list[StorageError]) -> None:
 def run(database: Database, settings: BookkeeperSettings, stop: threading.Event | None = None) -> None:
     """Keep books until `stop` is set or the process gets SIGTERM or SIGINT (in a main thread only).
 
-    Waits for a queue server that does not answer; raises QueueRefused for one that will not let us in.
+    Waits for a queue server that does not answer. Raises QueueRefused for one that will not let us in, and
+    MetricsRefused if `/metrics` cannot be served where the settings say.
     """
     stop = stop or threading.Event()
     if threading.current_thread() is threading.main_thread():
@@ -173,10 +186,19 @@ def run(database: Database, settings: BookkeeperSettings, stop: threading.Event 
         log.error("%s", error)
     with Publisher(settings) as publisher:
         bookkeeper = Bookkeeper(settings, database, client, publisher)
-        log.info("bookkeeper at work on %s", database.address)
-        bookkeeper.run(stop)
-        _close(bookkeeper)
+        with _metrics(settings, bookkeeper):
+            log.info("bookkeeper at work on %s", database.address)
+            bookkeeper.run(stop)
+            _close(bookkeeper)
     client.close()
+
+
+def _metrics(settings: BookkeeperSettings, bookkeeper: Bookkeeper) -> AbstractContextManager[object]:
+    if settings.metrics_port is None:
+        return nullcontext()
+    from tasks.metrics_server import served_metrics  # with it comes an HTTP server that few need
+
+    return served_metrics(settings, settings.metrics_port, bookkeeper.tally, bookkeeper.status)
 
 
 def _close(bookkeeper: Bookkeeper) -> None:

@@ -60,17 +60,17 @@ class _Pool(redis.ConnectionPool):
             self.disconnect(inuse_connections=False)
 
 
-def connect(settings: TaskSettings) -> redis.Redis:
+def connect(settings: TaskSettings, *, timeout_s: float = SOCKET_TIMEOUT_S) -> redis.Redis:
     """A thread-safe client of the queue server; connects at its first command.
 
     A connection that turns out to be dead is replaced and the command sent once more; a timeout is not
-    retried. Raises QueueRefused for an unsafe address.
+    retried. A command is given up after `timeout_s`. Raises QueueRefused for an unsafe address.
     """
     address = check_settings(settings)
     pool = _Pool.from_url(
         address.url,
-        socket_timeout=SOCKET_TIMEOUT_S,
-        socket_connect_timeout=CONNECT_TIMEOUT_S,
+        socket_timeout=timeout_s,
+        socket_connect_timeout=min(timeout_s, CONNECT_TIMEOUT_S),
         socket_keepalive=True,
         health_check_interval=HEALTH_CHECK_S,
         retry=Retry(NoBackoff(), 1, supported_errors=(redis.ConnectionError,)),

@@ -10,7 +10,8 @@ TaskError
 ├── NotAHead            `shardq.generate` was delivered to a process without an engine
 ├── RecordInvalid       an entry of the results stream cannot be read
 ├── ParameterInvalid    a request's field is not what it should be
-└── JobUnfinished       a job has no result to be written
+├── JobUnfinished       a job has no result to be written
+└── MetricsRefused      `/metrics` cannot be served where it was asked for
 """
 
 from __future__ import annotations
@@ -30,6 +31,10 @@ class QueueFull(QueueUnreachable):
 
 class QueueRefused(TaskError):
     """The queue server refuses us (password, permissions), or its address is not safe to use."""
+
+
+class MetricsRefused(TaskError):
+    """The address for `/metrics` cannot be used."""
 
 
 class ModelNameInvalid(TaskError):

@@ -39,6 +39,11 @@ class Feeder:
         self._settings = settings
         self._paused = False
 
+    @property
+    def paused(self) -> bool:
+        """Whether nothing was fed at the last pass, because the queue server is short of memory."""
+        return self._paused
+
     def feed(self) -> int:
         """Fill every served name's window; the number of jobs published.
 

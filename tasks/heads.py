@@ -15,6 +15,7 @@ from relay.plain import from_plain
 from relay.profile import Profile
 from tasks import keys
 from tasks.errors import HeadIdTaken, ModelNameInvalid, ProfileMismatch
+from tasks.figures import HeadFigures
 
 #: milliseconds a head counts as alive after its last beat
 PRESENCE_MS = 10_000
@@ -81,6 +82,8 @@ class HeadInfo:
     beat: int = 0
     #: whether the head has the whole model and needs no tail
     whole: bool = False
+    #: None from those who do not tell
+    figures: HeadFigures | None = None
 
     def to_json(self) -> str:
         """This information as JSON text."""
@@ -124,7 +127,12 @@ def known_heads(client: redis.Redis) -> set[str]:
 
 def live_heads(client: redis.Redis) -> list[HeadInfo]:
     """The heads whose presence stands, by id."""
-    return [info for value in presences(client).values() if value and (info := _readable(value))]
+    return [info for info in states(client).values() if info is not None]
+
+
+def states(client: redis.Redis) -> dict[str, HeadInfo | None]:
+    """What each known head tells, by id; None for one that is dead, or that tells what cannot be read."""
+    return {name: _readable(value) if value else None for name, value in presences(client).items()}
 
 
 def _readable(value: bytes | str) -> HeadInfo | None:

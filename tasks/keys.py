@@ -56,6 +56,16 @@ def tries(task_id: str) -> str:
     return f"shardq:tries:{task_id}"
 
 
+def follow(task_id: str) -> str:
+    """Stands, and lapses, as long as somebody follows a job attempt's text; its value changes with whoever begins."""
+    return f"shardq:follow:{task_id}"
+
+
+def followed_text(task_id: str) -> str:
+    """Stream of what was committed of a followed text; it lapses."""
+    return f"shardq:text:{task_id}"
+
+
 def head(head_id: str) -> str:
     """A head's presence."""
     return f"shardq:head:{head_id}"

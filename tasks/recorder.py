@@ -20,6 +20,7 @@ from tasks.errors import RecordInvalid
 from tasks.generation import Metrics, Outcome
 from tasks.logprobs import pack
 from tasks.results import Record, ResultsReader, Started, decode
+from tasks.tally import Tally
 
 log = logging.getLogger(__name__)
 
@@ -32,8 +33,10 @@ Row = TypeVar("Row")
 class Recorder:
     """Reads, records, then settles."""
 
-    def __init__(self, database: Database, reader: ResultsReader) -> None:
+    def __init__(self, database: Database, reader: ResultsReader, tally: Tally | None = None) -> None:
         self._database = database
+        #: counts what is recorded
+        self.tally = tally or Tally()
         self._reader = reader
 
     def record(self, block_ms: int) -> int:
@@ -63,6 +66,7 @@ class Recorder:
 
     def _record_outcomes(self, rows: Sequence[OutcomeRow]) -> None:
         recorded = record_outcomes(self._database, rows)
+        self.tally.recorded(rows)
         for row in rows:
             log.info("outcome recorded", extra={"job": row.job, "attempt": row.attempt, "state": str(row.state)})
         if recorded.duplicates or recorded.stale or recorded.unknown:

@@ -23,6 +23,7 @@ class LogSettings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix="SHARDQ_", frozen=True, extra="ignore", env_ignore_empty=True)
 
+    #: `human`, `json`, or `auto`: for people on a terminal, JSON elsewhere
     log_format: LogFormat = LogFormat.AUTO
 
 
@@ -59,3 +60,7 @@ class BookkeeperSettings(TaskSettings):
     memory_share: float = Field(default=0.7, gt=0, le=1)
     #: seconds between two scans for lost jobs; a job is republished after two
     scan_interval_s: float = Field(default=30.0, gt=0)
+    #: where `/metrics` is served for Prometheus; None: nowhere
+    metrics_port: int | None = Field(default=None, ge=0, le=65535)
+    #: address of that port. The page has no password: on any other address than this machine's own, guard it
+    metrics_host: str = "127.0.0.1"

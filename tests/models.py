@@ -18,7 +18,8 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
-from workers.engine.source import CacheSettings, convert_once
+from workers.engine.source import convert_once
+from workers.settings import CacheSettings
 
 #: 256 bytes, then these; padded up to VOCABULARY rows that no token has
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")

@@ -58,6 +58,14 @@ def free_bytes(device: torch.device) -> int | None:
     return available if limit is None or used is None else max(0, min(available, limit - used))
 
 
+def gpu_memory(device: torch.device) -> tuple[int, int]:
+    """Bytes in use of the GPU's memory, by this process and others, and all of it; 0 and 0 where there is no GPU."""
+    if device.type != "cuda":
+        return 0, 0
+    free, total = torch.cuda.mem_get_info(device)
+    return total - free, total
+
+
 def _cgroup_bytes(name: str) -> int | None:
     try:
         text = (_CGROUP / name).read_text().strip()

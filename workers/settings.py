@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import socket
 import time
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import AliasChoices, BeforeValidator, Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from tasks import moments
@@ -18,8 +18,9 @@ MAX_QUERY = 512
 MAX_LANES = 64
 #: tokens of a prefill chunk, with a link and without one: 256 keep a GPU busy
 SPLIT_CHUNK, WHOLE_CHUNK = 64, 256
-#: tokens of prefill between two rounds of a whole model: rounds are worth the more, the more rows they have
-WHOLE_PREFILL = 1024
+#: tokens of prefill between two rounds. Of a whole model: rounds are worth the more, the more rows they have. On a link
+#: the prompts' first tokens shall be on their way soon; a GPU computes several short ones in the time of one
+WHOLE_PREFILL, GPU_PREFILL = 1024, 256
 
 Quantization = Literal["none", "nf4", "int8"]
 Split = Annotated[int, Field(ge=1)] | Literal["auto"]
@@ -44,6 +45,7 @@ class WorkerSettings(BaseSettings):
     model: str
     #: first layer of the tail's half; None cuts in the middle, "auto" asks both machines' memory and pace
     split: Split | None = None
+    #: of weights and caches; both halves must agree
     dtype: Literal["float32", "float16", "bfloat16"] = "float32"
     #: dtype of the hidden states between head and tail; None: that of `dtype`. Narrower ones change logits, so both
     #: halves must agree
@@ -53,6 +55,7 @@ class WorkerSettings(BaseSettings):
     load_format: Literal["auto", "dummy"] = "auto"
     #: of the linear layers' weights; both halves must agree
     quantization: Quantization = "none"
+    #: where this half computes: `cpu`, `cuda`, `cuda:1`
     device: str = "cpu"
     #: on a GPU, record computations once per shape and replay them, with fused kernels where the model allows
     graphs: bool = True
@@ -90,6 +93,7 @@ class HeadSettings(WorkerSettings):
     draft_length: Annotated[int, Field(ge=0, le=64)] | Literal["auto"] = "auto"
     #: the longest draft that "auto" considers
     max_draft_length: int = Field(default=16, ge=1, le=64)
+    #: what guesses the next tokens; it changes when a text arrives, never the text
     drafter: Literal["none", "ngram", "suffix", "model", "hybrid"] = "ngram"
     #: the drafter's model for `drafter = "model"` and "hybrid"
     drafter_model: str | None = None
@@ -143,8 +147,10 @@ class HeadSettings(WorkerSettings):
 
     @property
     def prefill_per_turn(self) -> int:
-        """Tokens of prefill after which it is the rounds' turn again. On a link, one chunk: rounds wait behind it."""
-        return WHOLE_PREFILL if self.whole else 1
+        """Tokens of prefill after which it is the rounds' turn again; at least one chunk goes."""
+        if self.whole:
+            return WHOLE_PREFILL
+        return GPU_PREFILL if is_gpu(self.device) else 1
 
     @property
     def draft_device(self) -> str:
@@ -185,9 +191,26 @@ class HeadSettings(WorkerSettings):
 class TailSettings(WorkerSettings):
     """The tail: second half, LM head, sampling and verification."""
 
+    #: what the tail is called in lists and logs
     tail_name: str = Field(default_factory=socket.gethostname)
     #: most slots a head may ask for; "auto": as many as fit beside the weights
     slots: Slots = 64
+
+
+class CacheSettings(BaseSettings):
+    """Where converted models are kept."""
+
+    model_config = SettingsConfigDict(env_prefix="SHARDQ_", frozen=True, extra="ignore", populate_by_name=True)
+
+    #: where converted models are kept; None takes `shardq` in the user's cache directory
+    cache_dir: Path | None = None
+    #: the user's cache directory, from XDG_CACHE_HOME
+    xdg_cache_home: Path | None = Field(default=None, validation_alias=AliasChoices("XDG_CACHE_HOME"))
+
+    @property
+    def directory(self) -> Path:
+        """The directory itself, which need not exist yet."""
+        return self.cache_dir or (self.xdg_cache_home or Path.home() / ".cache") / "shardq"
 
 
 def _index(device: str) -> str:

@@ -63,10 +63,15 @@ class BatchResult:
 
     def round_ms(self) -> str:
         """Where a round's time went, by a job's account."""
-        rounds = sum(m.rounds for m in self._metrics()) or 1
+        metrics = self._metrics()
+        rounds = sum(m.rounds for m in metrics) or 1
         parts = ("draft", "head", "link", "tail")
-        sums = {part: sum(getattr(m, f"{part}_s") for m in self._metrics()) for part in parts}
-        return ", ".join(f"{part} {1000 * spent / rounds:.1f}" for part, spent in sums.items()) + " ms a round"
+        sums = {part: sum(getattr(m, f"{part}_s") for m in metrics) for part in parts}
+        between = sum(m.finished_at - m.started_at for m in metrics) - sum(sums.values())
+        return (
+            ", ".join(f"{part} {1000 * spent / rounds:.1f}" for part, spent in sums.items())
+            + f", else {1000 * between / rounds:.1f} ms a round"
+        )
 
     def _metrics(self) -> list[Metrics]:
         return [outcome.metrics for outcome in self.outcomes if outcome.metrics is not None]

@@ -34,6 +34,8 @@ class Sizes:
     draft: int
     #: jobs at once, and tokens of each
     jobs: int
+    #: jobs that the same slots do, one after the other
+    queued: int
     tokens: int
     prompt: int
     rtt_ms: float
@@ -51,6 +53,7 @@ REAL_SIZES = Sizes(
     rows=32,
     draft=8,
     jobs=64,
+    queued=192,
     tokens=128,
     prompt=64,
     rtt_ms=86.0,
@@ -64,6 +67,7 @@ TINY_SIZES = Sizes(
     rows=4,
     draft=8,
     jobs=6,
+    queued=9,
     tokens=24,
     prompt=12,
     rtt_ms=20.0,

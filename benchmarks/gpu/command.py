@@ -114,7 +114,7 @@ def parser() -> argparse.ArgumentParser:
     """The options."""
     made = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description="Measure the GPU's work.")
     made.add_argument("--only", type=_sections, metavar="SECTION,…", help=f"of {', '.join(SECTIONS)}")
-    made.add_argument("--quick", action="store_true", help="fewer runs, fewer end-to-end rows")
+    made.add_argument("--quick", action="store_true", help="fewer runs, fewer rows")
     made.add_argument("--device", default="cuda:0", help="default cuda:0")
     made.add_argument("--dtype", choices=["float32", "float16", "bfloat16"], help="default bfloat16; float32 on cpu")
     made.add_argument("--shapes", choices=["real", "tiny"], default="real", help="tiny: a rehearsal")

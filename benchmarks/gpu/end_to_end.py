@@ -58,6 +58,7 @@ def idle_rows(bench: Bench) -> Iterator[Row]:
         share = 100 * (1 - busy.busy_s / at_work[part])
         note = (
             f"at work {at_work[part]:.2f} s of {result.wall_s:.2f} s, device busy {busy.busy_s:.2f} s, "
+            f"{100 * busy.short_gaps_s / at_work[part]:.0f} % of it between one kernel and the next, "
             f"{busy.num_kernels} kernels; {result.tokens_per_s:,.0f} tokens/s under the profiler; {_devices(bench)[1]}"
         )
         measured = share if bench.device.type == "cuda" else None
@@ -82,6 +83,14 @@ def _timed(
     note = f"mean of {len(runs)}; decoding alone {sum(run.mean('decode_tps') for run in runs) / len(runs):.1f}; "
     yield Row(section, f"{name}, 1 job", rate, "tokens/s", single, note=f"{note}{_figures(runs[-1])}; {where}")
     yield from _many(bench, system, section, name, many, where)
+    longer = [replace(request, max_tokens=2 * sizes.tokens) for request in requests_for(bench, sizes.jobs)]
+    result = system.run(longer)
+    check_texts(longer, [outcome.token_ids for outcome in result.outcomes])
+    work = f"{name}, {sizes.jobs} jobs of {2 * sizes.tokens} tokens"
+    yield Row(section, work, result.tokens_per_s, "tokens/s", many, note=_figures(result))
+    queued = system.run(requests_for(bench, sizes.queued))
+    work = f"{name}, {sizes.queued} jobs in {sizes.jobs} slots"
+    yield Row(section, work, queued.tokens_per_s, "tokens/s", note=_figures(queued))
     if not slow:
         return
     system.reshape(sizes.rtt_ms, sizes.mbit_s)

@@ -72,17 +72,17 @@ def _compared(bench: Bench, model: Path, requests: Sequence[GenerationRequest], 
     uncut = [reference.tokens for reference in expected]
     gap = min(reference.gap for reference in expected)
     note = f"smallest gap between two scores {gap:.1e}" + (", a near tie" if gap < NEAR_TIE else "")
-    yield Row("equality", f"{work}: eager = generate", _same(eager[0], uncut), unit, note=note)
-    yield Row("equality", f"{work}: eager, K={DRAFTED} = K=0", _same(eager[DRAFTED], eager[0]), unit, wanted)
+    yield Row("equality", f"{work}: eager = generate", same_texts(eager[0], uncut), unit, note=note)
+    yield Row("equality", f"{work}: eager, K={DRAFTED} = K=0", same_texts(eager[DRAFTED], eager[0]), unit, wanted)
     try:
         graphed = _texts(bench, model, requests, dtype, graphs=True)
     except NotBuilt as reason:
         yield Row("equality", f"{work}: graphs = eager", None, note=str(reason))
         return
     for length in (0, DRAFTED):
-        same = _same(graphed[length], eager[length])
+        same = same_texts(graphed[length], eager[length])
         yield Row("equality", f"{work}: graphs = eager, K={length}", same, unit, wanted)
-    yield Row("equality", f"{work}: graphs, K={DRAFTED} = K=0", _same(graphed[DRAFTED], graphed[0]), unit, wanted)
+    yield Row("equality", f"{work}: graphs, K={DRAFTED} = K=0", same_texts(graphed[DRAFTED], graphed[0]), unit, wanted)
 
 
 def _texts(
@@ -104,5 +104,6 @@ def _references(bench: Bench, model: Path, requests: Sequence[GenerationRequest]
     return [reference(uncut, job.tokens, job.max_tokens, ()) for job in jobs]
 
 
-def _same(texts: Texts, others: Texts) -> float:
+def same_texts(texts: Texts, others: Texts) -> float:
+    """How many are the same."""
     return float(sum(text == other for text, other in zip(texts, others, strict=True)))

@@ -48,7 +48,7 @@ def tail_rows(bench: Bench) -> Iterator[Row]:
 
 
 def _both_ways(bench: Bench, section: str, work: Callable[[Bench, bool], Iterator[Row]]) -> Iterator[Row]:
-    for graphs in (True, False):
+    for graphs in (True,) if bench.quick else (True, False):
         try:
             yield from work(bench, graphs)
         except NotBuilt as reason:
@@ -163,7 +163,7 @@ class Rounds:
 
     def answer(self) -> Verdict:
         """The verdict on one round of all rows; the next round follows it."""
-        verdict = self._engine.answer_rounds([Round(0, tuple(self._rows), self._hidden)])[0]
+        verdict = self._engine.answer_all([Round(0, tuple(self._rows), self._hidden)])[0]
         self._rows = [self._following(row, answer) for row, answer in zip(self._rows, verdict.rows, strict=True)]
         return verdict
 

@@ -36,16 +36,27 @@ def halves(bench: Bench, model: Path, *, graphs: bool, slots: int, max_length: i
     return Halves(model, head, tail, prompt_reader(model, max_length))
 
 
-def run(pair: Halves, requests: Sequence[GenerationRequest], *, draft_length: int, wire_dtype: str) -> list[Outcome]:
-    """All requests at once, with n-gram drafts of up to so many tokens. RuntimeError if one fails."""
+def run(
+    pair: Halves,
+    requests: Sequence[GenerationRequest],
+    *,
+    draft_length: int,
+    wire_dtype: str,
+    chunk: int = MAX_QUERY,
+    slots: int | None = None,
+) -> list[Outcome]:
+    """All requests, with n-gram drafts of up to so many tokens, at once or `slots` at a time.
+
+    `chunk`: most tokens of a prefill's frame. RuntimeError if a job fails.
+    """
     drafter: Drafter = NgramDrafter() if draft_length else NoDrafter()
     outcomes = generate(
         pair,
         tasks_for(requests),
         drafter,
         draft_length=draft_length,
-        concurrency=len(requests),
-        prefill_chunk=MAX_QUERY,
+        concurrency=slots or len(requests),
+        prefill_chunk=chunk,
         wire_dtype=wire_dtype,
     )
     failed = [outcome.failure_message for outcome in outcomes if outcome.failure is not None]

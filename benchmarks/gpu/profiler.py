@@ -23,6 +23,8 @@ RUNS = 5
 LINES = 16
 #: what the profiler calls the device's work
 DEVICE_WORK = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
+#: seconds below which a pause of the device is the passage from one kernel to the next
+SHORT_S = 10e-6
 #: seconds between two looks at whether measuring should go on
 _LOOK_S = 0.05
 
@@ -35,6 +37,8 @@ class Busy:
     wall_s: float
     #: the union of all kernels and copies
     busy_s: float
+    #: what lies between two of these less than `SHORT_S` apart: nobody on the host is waited for
+    short_gaps_s: float
     num_kernels: int
 
 
@@ -62,6 +66,16 @@ def union_s(spans: Iterable[tuple[float, float]]) -> float:
     for start, end in sorted(spans):
         total += max(0.0, end - max(start, reached))
         reached = max(reached, end)
+    return total
+
+
+def short_gaps_s(spans: Iterable[tuple[float, float]], below_s: float = SHORT_S) -> float:
+    """Seconds of all pauses between the (start, end) spans that are shorter than `below_s`."""
+    total, reached = 0.0, float("inf")
+    for start, end in sorted(spans):
+        if 0.0 < start - reached < below_s:
+            total += start - reached
+        reached = end if reached == float("inf") else max(reached, end)
     return total
 
 
@@ -107,7 +121,7 @@ class BusyMeter:
             trace = Path(directory) / "trace.json"
             recorded.export_chrome_trace(str(trace))
             spans = device_spans(trace)
-        return Busy(wall_s, union_s(spans), len(spans))
+        return Busy(wall_s, union_s(spans), short_gaps_s(spans), len(spans))
 
 
 def signs_of(path: Path) -> tuple[Path, Path]:

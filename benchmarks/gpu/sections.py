@@ -20,6 +20,7 @@ from typing import Literal
 from benchmarks.gpu.bench import Bench
 from benchmarks.gpu.end_to_end import auto_rows, end_to_end_rows, idle_rows, nf4_rows
 from benchmarks.gpu.equality import equality_rows
+from benchmarks.gpu.exact import exact_rows
 from benchmarks.gpu.micro import draft_rows, head_rows, tail_rows
 from benchmarks.gpu.progress import say
 from benchmarks.gpu.rows import Row
@@ -35,6 +36,7 @@ SECTIONS: Sections = {
     "head": head_rows,
     "tail": tail_rows,
     "equality": equality_rows,
+    "exact": exact_rows,
     "whole": whole_rows,
     "e2e": end_to_end_rows,
     "idle": idle_rows,

@@ -55,7 +55,9 @@ def whole_rows(bench: Bench) -> Iterator[Row]:
     yield Row("whole", f"{_work(bench)}: {best.name} over {rival.name}", ratio, "×", "≥ 2")
 
 
-def whole_throughput(bench: Bench, requests: Sequence[GenerationRequest], *, graphs: bool) -> float:
+def whole_throughput(
+    bench: Bench, requests: Sequence[GenerationRequest], *, graphs: bool, deterministic: bool = False
+) -> float:
     """Tokens a second of `shardq head --whole`'s engine, without queue and fronts."""
     settings = HeadSettings(
         model=str(bench.model(bench.shapes.target)),
@@ -66,6 +68,7 @@ def whole_throughput(bench: Bench, requests: Sequence[GenerationRequest], *, gra
         dtype=bench.dtype,
         device=str(bench.device),
         graphs=graphs,
+        deterministic=deterministic,
         load_format="dummy",
         max_length=bench.sizes.cache,
     )

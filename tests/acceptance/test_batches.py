@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from cli.errors import ExitCode
+from tests.acceptance.blocks import run_blocks
 from tests.acceptance.system import System
+from tests.documents import ROOT
 
 #: enough work to be in the middle of it when something is killed
 LONG = [
@@ -38,6 +40,13 @@ def test_a_file_goes_in_and_results_come_out(whole_system: System, tmp_path: Pat
         assert job.finish_reason in ("stop", "length")
         assert job.wire_bytes_up
         assert job.ttft_s is not None
+
+
+@pytest.mark.parametrize(("document", "least"), [("README.md", 1), ("docs/quickstart.md", 5)])
+def test_every_shell_block_of_a_document_runs_but_those_that_say_why_not(
+    whole_system: System, tmp_path: Path, document: str, least: int
+) -> None:
+    assert run_blocks(ROOT / document, whole_system, tmp_path) >= least
 
 
 def test_one_bad_job_fails_alone(whole_system: System) -> None:

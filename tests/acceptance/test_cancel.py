@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,12 +12,13 @@ from typing import Any
 import pytest
 
 from cli.errors import ExitCode
+from cli.processes import child_environment, shardq_argv
 from storage.batches import get_batch
 from storage.database import Database
 from storage.outcomes import record_outcomes
 from storage.records import BatchRow, JobRow, OutcomeRow
 from storage.states import BatchStatus, JobState
-from tests.acceptance.system import System
+from tests.acceptance.system import PATIENCE_S, System
 from tests.models import tiny_model
 
 #: context of the served model: room for jobs that run for a while
@@ -82,6 +84,14 @@ def longest_stop_s(system: System, batch: str) -> float:
     return seconds
 
 
+def follow(system: System, job: str) -> subprocess.Popen[str]:
+    """`shardq follow JOB --json`, in a process of its own."""
+    environment = child_environment(system.environment)
+    return subprocess.Popen(
+        shardq_argv("follow", job, "--json"), env=environment, stdout=subprocess.PIPE, text=True, encoding="utf-8"
+    )
+
+
 def wait_writing(system: System, count: int) -> None:
     """Wait until so many jobs run, and have had time for a few tokens."""
     system.wait_until(lambda: sum(head.running for head in system.heads()) >= count, f"{count} running jobs")
@@ -99,9 +109,15 @@ def test_a_cancelled_batch_stops_soon_and_keeps_what_it_has(steady: System, tmp_
     steady.wait_for(batch, completed=2)
     wait_writing(steady, SLOTS)
 
+    follower = follow(steady, f"{batch}-3")
+    assert follower.stdout is not None
+    first = json.loads(follower.stdout.readline())  # comes while the job runs
     result = steady.shardq("cancel", batch, "--wait")
     assert result.returncode == ExitCode.OK, result.stderr
     assert result.stdout == f"{batch} cancelled\n"
+    followed = [first, *map(json.loads, follower.communicate(timeout=PATIENCE_S)[0].splitlines())]
+    assert "".join(line.get("text", "") for line in followed) == jobs_of(steady, batch)["long-0"].text
+    assert (first["position"], followed[-1]["status"], follower.returncode) == (0, "cancelled", ExitCode.JOBS_FAILED)
     assert "cancelled at once" in result.stderr
     assert "still stopping" in result.stderr
     assert batch_of(steady, batch).status is BatchStatus.CANCELLED

@@ -43,6 +43,7 @@ from relay.messages import (
 )
 from relay.presence import Presence
 from relay.profile import Profile
+from relay.tail_figures import TailFigures
 from relay.transport import TailInfo
 from tasks import results
 from tasks.errors import RecordInvalid
@@ -172,7 +173,7 @@ FRAMES: tuple[Message, ...] = (
     Round(4, tuple(Draft(n, 1, n, n, n, (n,)) for n in range(12)), _hidden(24)),
     Release(5, 3, 5, 9),
     Verdict(3, (Accepted(0, 1, 2, 2, (1, 2, 9)), Void(1, 1, 9, VoidReason.BASE)), 0.012, 0.5),
-    Verdict(6, (), 0.0, 0.0),
+    Verdict(6, (), 0.0, 0.0, TailFigures(5, 9, 0.5, 12.5, 1 << 30, 1 << 34)),
     Verdict(7, (Accepted(0, 1, 2, 1, (1, 9), _LOGPROBS), Accepted(1, 1, 2, 0, (4,))), 0.012, 0.5),
 )
 

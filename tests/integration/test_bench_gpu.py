@@ -54,7 +54,7 @@ def test_a_batch_through_two_processes_has_the_replayed_acceptance_and_the_known
     rows = rehearse(tmp_path, "e2e")
     assert [row["work"] for row in rows if row["value"] is None] == []
     rates = [row for row in rows if row["unit"] == "tokens/s"]
-    assert len(rates) == 4
+    assert len(rates) == 6
     assert all("tokens per round (replayed)" in str(row["note"]) for row in rates)
 
 

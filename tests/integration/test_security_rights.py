@@ -15,10 +15,11 @@ from cli.reasons import look_around
 from storage.database import Database
 from storage.states import StopReason
 from storage.stops import cancel_batch
-from tasks import heads, keys, lease, queues, results, stops
+from tasks import following, heads, keys, lease, queues, results, stops
 from tasks.bookkeeper import Bookkeeper
 from tasks.connection import connect
 from tasks.feeder import feed_once
+from tasks.following import Increment
 from tasks.generation import GenerationRequest, GenerationTask
 from tasks.publish import Publisher
 from tasks.reconciler import Reconciler
@@ -85,6 +86,8 @@ def test_a_head_may_do_all_that_a_head_does(servers: SecuredServers, database: D
         assert lease.give_up_try(head, task.task_id, "two")
         assert lease.renew(head, [task.task_id], HEAD_ID) == {task.task_id: lease.LeaseState.HELD}
         assert stops.flagged(head, [task.task_id]) == {}
+        assert following.followed(head, [task.task_id]) == {}
+        following.publish(head, task.task_id, [Increment(0, 0, "Hi")], anew=True)
         results.publish_started(head, task, HEAD_ID, time.time())
         results.publish_outcome(head, outcome(task.job, head=HEAD_ID))
         assert results.is_done(head, task.task_id)
@@ -131,5 +134,9 @@ def test_a_client_may_look_and_what_it_may_not_is_told_in_words(
         monkeypatch.setenv(name, value)
     system = look_around()
     assert system.problem is None
+    with closing(connect(settings_of(servers, "client"))) as client:
+        following.follow(client, "b-1.1")
+        following.go_on(client, "b-1.1")
+        assert following.told(client, "b-1.1", "0") == []
     assert [info.head_id for info in system.heads] == [HEAD_ID]
     assert servers.denied() == []

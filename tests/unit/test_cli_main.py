@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import io
+import os
+import re
+import subprocess
+import sys
 from pathlib import Path
 
 import click
@@ -10,6 +15,7 @@ import pytest
 from cli.errors import ExitCode
 from cli.main import COMMANDS, shardq
 from cli.options import count_or_auto, given
+from cli.output import print_table, state
 from cli.workers import head_command, tail_command, worker_arguments
 from tests.cli_runner import Shardq, error_of
 from workers.settings import HeadSettings, TailSettings
@@ -32,8 +38,76 @@ def test_help_of_every_command_fits_80_columns_and_shows_an_example(run: Shardq,
     result = run(name, "--help")
     assert result.exit_code == 0
     assert max(map(len, result.stdout.splitlines())) <= 80
-    if name not in ("bookkeeper", "flower"):
-        assert f"\n  shardq {name}" in result.stdout
+    assert examples_of(shardq.get_command(click.Context(shardq), name))
+
+
+def examples_of(command: click.Command | None) -> list[list[str]]:
+    """The commands in the last unwrapped paragraph of a help text, as words behind `shardq`."""
+    assert command is not None
+    _, _, block = (command.help or "").replace("\\\n", " ").rpartition("\b\n")
+    block = re.sub(r"[$][(]date [^)]*[)]", "TODAY", block)
+    lines = [re.sub(r"^ssh HOST |^eval \"\$\(|\)\"$|  +[a-z].*$", "", line.strip()) for line in block.splitlines()]
+    return [re.split(r" [<>|] ", line)[0].split()[1:] for line in lines if line.startswith("shardq ")]
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_options_of_every_example_parse(name: str) -> None:
+    context = click.Context(shardq)
+    for words in examples_of(shardq.get_command(context, name)):
+        command = shardq.get_command(context, words[0])
+        assert command is not None, words
+        rest = words[1:]
+        if isinstance(command, click.Group) and rest and rest[0] in command.commands:
+            command, rest = command.commands[rest[0]], rest[1:]
+        command.make_context(words[0], rest, parent=context, resilient_parsing=False)
+
+
+def test_a_mistyped_command_names_the_nearest_one(run: Shardq) -> None:
+    assert "Did you mean 'status'?" in error_of(run("staus"))
+    assert "--json" in error_of(run("list", "--jsno"))
+
+
+def test_quiet_leaves_results_and_errors(run: Shardq) -> None:
+    assert "no batch yet" in run("list").stderr
+    for line in (("list", "--quiet"), ("--quiet", "list")):
+        result = run(*line)
+        assert (result.exit_code, result.output) == (0, "")
+    assert "`shardq list`" in error_of(run("status", "nothing", "--quiet"))
+
+
+def test_colours_come_when_forced_and_never_when_refused() -> None:
+    def shown(**environment: str) -> str:
+        out = io.StringIO()
+        with pytest.MonkeyPatch.context() as patch:
+            for name in ("NO_COLOR", "FORCE_COLOR"):
+                patch.delenv(name, raising=False)
+            for name, value in {"TERM": "xterm", **environment}.items():
+                patch.setenv(name, value)
+            print_table(["STATE"], [[state("failed")]], out=out)
+        return out.getvalue()
+
+    assert "\x1b[" not in shown()
+    assert "\x1b[" in shown(FORCE_COLOR="1")
+    assert "\x1b[" not in shown(FORCE_COLOR="1", NO_COLOR="1")
+
+
+def test_no_color_reaches_whatever_the_command_starts(run: Shardq, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_COLOR", "")  # undone with the test
+    assert run("list", "--no-color").exit_code == 0
+    assert os.environ["NO_COLOR"] == "1"
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_a_shell_gets_its_completion(run: Shardq, shell: str) -> None:
+    assert f"_SHARDQ_COMPLETE={shell}_complete" in run("completion", shell).stdout
+
+
+def test_a_reader_that_leaves_early_leaves_no_traceback(run: Shardq) -> None:
+    environment = {**os.environ, "SHARDQ_DATA_DIR": str(run.data_dir)}
+    command = f"{sys.executable} -m cli.main --help | head -1"
+    left = subprocess.run(["bash", "-c", command], env=environment, capture_output=True, text=True, check=False)
+    assert left.stdout.startswith("Usage:")
+    assert left.stderr == ""
 
 
 def test_version_is_one_line(run: Shardq) -> None:

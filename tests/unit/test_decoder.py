@@ -14,6 +14,7 @@ from workers.engine.loader import load_tail, load_whole
 pytestmark = interpreted.needs_triton
 
 KINDS = [("llama", None), ("qwen2", None), ("qwen2", 6), ("qwen3", None), ("mistral", 6)]
+DEVICE = "cuda" if interpreted.HAS_GPU else "cpu"
 SIZES = {"slots": 3, "max_length": 64, "max_query": 8}
 
 
@@ -22,7 +23,7 @@ def test_fused_layers_compute_what_the_librarys_do(tmp_path: Path, family: str, 
     from workers.engine.decoder import Decoder, fits
 
     directory = tiny_model(tmp_path, family, layers=2, window=window)
-    library, fused = load_whole(directory, **SIZES), load_whole(directory, **SIZES)
+    library, fused = (load_whole(directory, **SIZES, device=DEVICE) for _ in range(2))
     slots, starts = torch.tensor([2, 0]), torch.tensor([0, 0])
     tokens = torch.randint(0, 256, (2, 12), generator=torch.Generator().manual_seed(1))
 
@@ -32,7 +33,8 @@ def test_fused_layers_compute_what_the_librarys_do(tmp_path: Path, family: str, 
         for begin, end in ((0, 8), (8, 9), (9, 12)):  # a prompt, a token, a draft; the last over what was rewound
             chunk = tokens[:, begin:end]
             expected = library.forward(chunk, slots, starts)
-            result = decoder.forward(chunk, slots, starts, int(starts.max()) + end - begin)
+            rows = (tensor.to(DEVICE) for tensor in (chunk, slots, starts))
+            result = decoder.forward(*rows, int(starts.max()) + end - begin)
 
             torch.testing.assert_close(result, expected, rtol=1e-4, atol=1e-4)
             starts = starts + torch.tensor([end - begin, max(0, end - begin - 1)])

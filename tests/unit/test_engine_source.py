@@ -15,8 +15,9 @@ from tests.gguf_models import write_gguf
 from tests.models import tiny_model
 from workers.engine import source
 from workers.engine.loader import load_head, load_tail
-from workers.engine.source import CacheSettings, Part, convert_once, hub_download, needed_files, resolve
+from workers.engine.source import Part, convert_once, hub_download, needed_files, resolve
 from workers.errors import ModelNotFound, ModelUnsupported, SplitInvalid
+from workers.settings import CacheSettings
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from workers.engine.graphs import Bucket, Graphs, NoRecorder, bucket_of
+from workers.engine.graphs import Bucket, Graphs, Key, NoRecorder, bucket_of
 
 CPU = torch.device("cpu")
+ONE = Bucket(1, 1, 1024)
 
 
 @pytest.mark.parametrize(
@@ -37,7 +38,7 @@ class Counting:
         self.recorded: list[str] = []
 
     def doubled(self, key: str, value: float) -> float:
-        graph = self.graphs.get(key, lambda: self.made(key), lambda x: {"y": x * 2})
+        graph = self.graphs.get(Key(key, ONE), lambda: self.made(key), lambda x: {"y": x * 2})
         return float(graph.run(x=torch.tensor([value]))["y"][0])
 
     def made(self, key: str) -> dict[str, torch.Tensor]:
@@ -57,7 +58,7 @@ def test_a_shape_is_recorded_once_and_the_one_not_used_for_longest_makes_room() 
 
 def test_what_stands_behind_a_shorter_value_stays() -> None:
     graphs = Graphs(NoRecorder(), CPU)
-    graph = graphs.get("sum", lambda: {"x": torch.zeros(3)}, lambda x: {"y": x.sum(dim=0, keepdim=True)})
+    graph = graphs.get(Key("sum", ONE), lambda: {"x": torch.zeros(3)}, lambda x: {"y": x.sum(dim=0, keepdim=True)})
 
     graph.run(x=torch.tensor([1.0, 2.0, 3.0]))
 

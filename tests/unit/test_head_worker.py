@@ -59,7 +59,7 @@ class Engine:
         self.patience: list[float] = []
         self.num_looks = 0
 
-    def open(self, courier: Courier, slots: int) -> None:
+    def open(self, courier: Courier, slots: int, *, tail_id: str) -> None:
         self.patience.append(courier.give_up_after_s)
 
     def step(self) -> None:
@@ -107,7 +107,7 @@ class Steps:
         self.stop, self.count, self.done = stop, count, 0
         self.calls: list[str] = []
 
-    def open(self, courier: Courier, slots: int) -> None: ...
+    def open(self, courier: Courier, slots: int, *, tail_id: str) -> None: ...
 
     @property
     def wants_jobs(self) -> bool:

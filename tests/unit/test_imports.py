@@ -61,7 +61,7 @@ def test_a_package_imports_only_what_lies_below_it(package: str) -> None:
 def test_no_product_code_imports_tests_or_benchmarks() -> None:
     for package in PACKAGES:
         for path in modules(package):
-            assert not {name.split(".")[0] for name in imports_of(path)} & {"tests", "benchmarks"}, path
+            assert not {name.split(".")[0] for name in imports_of(path)} & {"tests", "benchmarks", "scripts"}, path
 
 
 @pytest.mark.parametrize(

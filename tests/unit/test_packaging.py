@@ -137,23 +137,6 @@ def test_every_documented_command_exists() -> None:
     assert {tuple(words.split()) for words in documented} == {words for words, _ in ALL_COMMANDS}
 
 
-@pytest.mark.parametrize("name", ["README.md", "docs/cli.md"])
-def test_every_option_in_an_example_exists(name: str) -> None:
-    text = (ROOT / name).read_text(encoding="utf-8")
-    known = dict(ALL_COMMANDS)
-    for line in re.findall(r"^(?:\$ )?shardq (.+)$", text, flags=re.MULTILINE):
-        words = line.split("#")[0].split()
-        path = tuple(words[:2]) if tuple(words[:2]) in known else tuple(words[:1])
-        if path not in known:
-            assert words[0].startswith(("-", "COMMAND")), f"{name}: unknown command in `shardq {line}`"
-            continue
-        options = {
-            option for parameter in known[path].params for option in (*parameter.opts, *parameter.secondary_opts)
-        }
-        used = {word.split("=")[0] for word in words if word.startswith("--")}
-        assert used <= options | {"--help"}, f"{name}: `shardq {line}`"
-
-
 @pytest.mark.parametrize("name", COMMANDS)
 def test_the_overview_says_the_same_as_each_command(name: str) -> None:
     command = shardq.get_command(click.Context(shardq), name)

@@ -38,6 +38,7 @@ from relay.messages import (
     Welcome,
 )
 from relay.profile import Profile
+from relay.tail_figures import TailFigures
 from relay.tensors import read_tensor
 from tests.relay_messages import round_of
 
@@ -105,6 +106,9 @@ def accepted_rows(draw: st.DrawFn) -> Accepted:
 
 
 accepted = accepted_rows()
+told = st.none() | st.builds(
+    TailFigures, long, long, numbers(fields.MAX_SECONDS), numbers(fields.MAX_SECONDS), long, long
+)
 voids = st.builds(Void, small, long, long, st.sampled_from(VoidReason))
 messages: st.SearchStrategy[Message] = st.one_of(
     st.builds(Hello, names, long, st.integers(1, fields.MAX_LANES), profiles, small, small, small),
@@ -113,7 +117,7 @@ messages: st.SearchStrategy[Message] = st.one_of(
     st.builds(Prefill, long, small, long, long, small, small, st.booleans(), samplings, copies, tensors(), histories),
     rounds(),
     st.builds(Release, long, small, long, long),
-    st.builds(Verdict, long, st.lists(accepted | voids, max_size=6).map(tuple), numbers(), numbers()),
+    st.builds(Verdict, long, st.lists(accepted | voids, max_size=6).map(tuple), numbers(), numbers(), told),
 )
 
 

@@ -36,7 +36,6 @@ def admitted(scheduler: Scheduler, *jobs: Job) -> list[HeadSlot]:
 def sent(chunk: Chunk | None) -> Chunk:
     """The chunk, as the engine sends it."""
     assert chunk is not None
-    chunk.slot.next_round()
     return chunk
 
 

@@ -313,7 +313,7 @@ def a_round(number: int, tokens: dict[int, int]) -> Round:
 def test_rounds_that_find_no_memory_together_run_one_after_the_other() -> None:
     engine, tokens = prefilled(NarrowTail(4, most_rows=2), 4)
     rounds = [a_round(1, {0: tokens[0], 1: tokens[1]}), a_round(2, {2: tokens[2], 3: tokens[3]})]
-    verdicts = engine.answer_rounds(rounds)
+    verdicts = engine.answer_all(rounds)
     assert [verdict.number for verdict in verdicts] == [1, 2]
     assert all(isinstance(row, Accepted) for verdict in verdicts for row in verdict.rows)
 
@@ -419,3 +419,25 @@ def test_a_chunk_with_values_that_are_no_numbers_is_void_even_if_it_is_not_the_l
     engine = TailEngine(shard, slots=1, max_query=32)  # type: ignore[arg-type]
     assert engine.answer(chunk(last=False)).rows == (Void(0, 0, 0, VoidReason.NON_FINITE),)
     assert shard.zeroed == [0]
+
+
+def test_chunks_that_run_as_one_are_answered_as_alone_and_a_bad_one_hurts_no_other() -> None:
+    class PoisonedSlot(NarrowTail):
+        def forward(self, hidden: torch.Tensor, slots: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:
+            return super().forward(hidden, slots, starts).masked_fill((slots == 1)[:, None, None], torch.nan)
+
+    shard, alone = PoisonedSlot(4, most_rows=4), NarrowTail(4, most_rows=1)
+    engine, other = (TailEngine(each, slots=4, max_query=32) for each in (shard, alone))  # type: ignore[arg-type]
+    chunks = [chunk(slot=slot, last=slot != 2) for slot in range(4)]
+    verdicts = engine.answer_all(chunks)
+    expected = [other.answer(each).rows[0] for each in chunks]
+    expected[1] = Void(1, 0, 0, VoidReason.NON_FINITE)
+    assert [verdict.rows for verdict in verdicts] == [(row,) for row in expected]
+    assert shard.zeroed == [1]
+    assert sum(verdict.tail_s for verdict in verdicts) > 0.0
+
+
+def test_chunks_that_find_no_memory_together_run_one_after_the_other() -> None:
+    engine = TailEngine(NarrowTail(2, most_rows=1), slots=2, max_query=32)  # type: ignore[arg-type]
+    verdicts = engine.answer_all([chunk(slot=0), chunk(slot=1)])
+    assert all(isinstance(verdict.rows[0], Accepted) for verdict in verdicts)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from workers.engine.choosing import Context, Needs, Parameters, choose_rows
-from workers.engine.graphs import Bucket, Graphs
+from workers.engine.graphs import Bucket, Graphs, Key
 from workers.engine.processors import LogitRow
 from workers.engine.slottables import SlotTables
 
@@ -42,7 +42,7 @@ def draft_recorded(
     bucket = model.bucket(len(pairs), 2, max(row.position for row in rows) + most - 1)
     needs = Needs.of(rows)
     graph = graphs.get(
-        ("draft", bucket, most, needs, tables, tables.allocated),
+        Key("draft", bucket, (most, needs, tables, tables.allocated)),
         lambda: _buffers(model, bucket),
         lambda **inputs: _draft(model, tables, bucket.longest, most, needs, **inputs),
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -42,6 +43,19 @@ class Bucket(NamedTuple):
     query: int
     #: no token stands at this cache position or beyond
     longest: int
+
+
+class Key(NamedTuple):
+    """Which computation, in which shape."""
+
+    kind: str
+    bucket: Bucket
+    #: what else it depends on
+    variant: Hashable = None
+
+    def __str__(self) -> str:
+        rows, query, longest = self.bucket
+        return f"{self.kind} of {rows} × {query} tokens up to {longest}"
 
 
 def bucket_of(rows: int, query: int, longest: int, *, max_query: int, capacity: int) -> Bucket:
@@ -148,14 +162,14 @@ class Graphs:
         self._recorder = recorder
         self._device = device
         self._most = most
-        self._graphs: OrderedDict[Hashable, Graph] = OrderedDict()
+        self._graphs: OrderedDict[Key, Graph] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._graphs)
 
     @torch.inference_mode()
     def get(
-        self, key: Hashable, inputs: Callable[[], dict[str, Tensor]], compute: Callable[..., dict[str, Tensor]]
+        self, key: Key, inputs: Callable[[], dict[str, Tensor]], compute: Callable[..., dict[str, Tensor]]
     ) -> Graph:
         """The computation of this key; recorded now, if it is not there, over what `inputs` makes.
 
@@ -166,8 +180,10 @@ class Graphs:
         if graph is None:
             while len(self._graphs) >= self._most:
                 self._graphs.popitem(last=False)
+            began = time.perf_counter()
             with current(self._device):
                 graph = self._graphs[key] = self._record(inputs(), compute)
+            log.info("recorded %s in %.1f s", key, time.perf_counter() - began)
         self._graphs.move_to_end(key)
         return graph
 

@@ -15,7 +15,7 @@ from workers.engine.attention import masks_by_layer_type
 from workers.engine.checkpoint import EMBEDDING
 from workers.engine.drafting import draft_recorded
 from workers.engine.families import Family, MaskStyle, mask_windows, transform_logits
-from workers.engine.graphs import Bucket, Graphs, bucket_of, current, recorder_for
+from workers.engine.graphs import Bucket, Graphs, Key, bucket_of, current, recorder_for
 from workers.engine.kvcache import RowsOfCache, SlotCache
 from workers.engine.processors import LogitRow
 from workers.engine.quantization import stored_bytes
@@ -181,7 +181,7 @@ class Half:
         rows, query = inputs.shape[:2]
         bucket = self.bucket(rows, query, longest)
         graph = self._graphs.get(
-            ("forward", bucket),
+            Key("forward", bucket),
             lambda: self.padding(bucket, inputs),
             lambda inputs, slots, starts: {"hidden": self.run(inputs, slots, starts, bucket.longest)},
         )

@@ -11,13 +11,11 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-from pydantic import AliasChoices, Field
-from pydantic_settings import BaseSettings, SettingsConfigDict
-
 from workers.engine import checkpoint, gguf
 from workers.engine.gguf import Progress
 from workers.engine.loader import check_split, load_config
 from workers.errors import ModelNotFound, ModelUnsupported
+from workers.settings import CacheSettings
 
 #: `owner/name`, with the commit, tag or branch to take after an @
 HUB_ID = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w./-]+))?")
@@ -36,21 +34,6 @@ class Part(Enum):
     WHOLE = "whole"
     #: config and tokenizer alone, to know what it is before anything is loaded
     DESCRIPTION = "description"
-
-
-class CacheSettings(BaseSettings):
-    """Where converted models are kept."""
-
-    model_config = SettingsConfigDict(env_prefix="SHARDQ_", frozen=True, extra="ignore", populate_by_name=True)
-
-    #: from SHARDQ_CACHE_DIR; None takes `shardq` in the user's cache directory
-    cache_dir: Path | None = None
-    xdg_cache_home: Path | None = Field(default=None, validation_alias=AliasChoices("XDG_CACHE_HOME"))
-
-    @property
-    def directory(self) -> Path:
-        """The directory itself, which need not exist yet."""
-        return self.cache_dir or (self.xdg_cache_home or Path.home() / ".cache") / "shardq"
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from workers.engine.choosing import Context, Needs, Parameters, choose_at, choose_rows
-from workers.engine.graphs import Bucket, Graphs
+from workers.engine.graphs import Bucket, Graphs, Key
 from workers.engine.processors import LogitRow, draft_prefixes
 from workers.engine.shard import TailShard
 from workers.engine.slottables import SlotTables
@@ -101,7 +101,7 @@ def _verify_recorded(shard: TailShard, graphs: Graphs, tables: SlotTables, rows:
     bucket = shard.bucket(len(counts), max(counts), longest)
     needs, keeps_logits = Needs.of(rows.rows), rows.wants_logprobs
     graph = graphs.get(
-        ("verify", bucket, needs, tables, tables.allocated, keeps_logits),
+        Key("verify", bucket, (needs, tables, tables.allocated, keeps_logits)),
         lambda: _buffers(shard, bucket),
         lambda **inputs: _verify(shard, tables, bucket, needs, keeps_logits, **inputs),
     )

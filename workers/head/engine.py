@@ -14,7 +14,8 @@ from typing import Protocol
 
 import torch
 
-from relay.messages import Accepted, Copy, Prefill, Round, Void, VoidReason
+from relay.messages import Accepted, Prefill, Round, Void, VoidReason
+from tasks.figures import HeadFigures
 from tasks.generation import FailureType, Outcome, StopReason
 from workers.engine.shard import HeadShard
 from workers.errors import OutOfMemory
@@ -26,16 +27,19 @@ from workers.head.drafters import Drafter
 from workers.head.drafting import Drafting, DraftingApart, DraftingHere, Pending
 from workers.head.ensemble import Ensemble
 from workers.head.forward import HeadForward
+from workers.head.gauge import HeadGauge
 from workers.head.jobs import Job
 from workers.head.lanes import Lanes
 from workers.head.ledger import Rate
 from workers.head.options import EngineOptions
+from workers.head.prefilling import ChunkMaker, MadeChunk, together
 from workers.head.rounds import MadeRound, RoundMaker, draft_policy
 from workers.head.scheduler import Chunk, Scheduler
+from workers.head.shown import ShownTexts
 from workers.head.slots import NOTHING_HELD, HeadSlot
-from workers.head.timeline import MadeChunk, Timeline
+from workers.head.timeline import Timeline
 from workers.head.trace import NoTrace, Trace
-from workers.head.uplink import Uplink
+from workers.head.uplink import BUDGET_S, Uplink
 from workers.memory import free_unused, memory_watched
 
 log = logging.getLogger(__name__)
@@ -101,6 +105,7 @@ class HeadEngine:
         costs = Costs(drafts_apart=options.drafts_apart_on is not None)
         self._policy = draft_policy(options.draft_length, options.max_draft_length, costs)
         self._rounds = RoundMaker(self._forward, self._policy)
+        self._chunks = ChunkMaker(self._forward)
         self._scheduler = Scheduler(slots=options.slots, lanes=options.lanes, prefix_reuse=options.prefix_reuse)
         self._allowance = Allowance(options.slots)
         self._closing = Closing(options.ends_at)
@@ -114,6 +119,7 @@ class HeadEngine:
         self._ensembles: dict[str, Ensemble] = {}
         self._reported: dict[str, float] = {}
         self._rate = Rate()
+        self._gauge = HeadGauge(options.drafter, options.lanes, shard.device)
         self._device = shard.device
         #: token ids of verdicts are below it
         self.vocab_size = shard.vocab_size
@@ -121,6 +127,8 @@ class HeadEngine:
         self._stops: deque[tuple[str, StopReason]] = deque()
         #: `time.perf_counter` before which no job begins
         self._admits_from = 0.0
+        #: the texts that somebody follows
+        self.shown = ShownTexts()
 
     def _draft_by(self, drafter: Drafter, apart_on: str | None) -> Drafting:
         return DraftingHere(drafter) if apart_on is None else DraftingApart(drafter, apart_on, self.wake)
@@ -129,12 +137,13 @@ class HeadEngine:
         """End the drafter's thread, if it has one; the engine steps no more."""
         self._drafting.close()
 
-    def open(self, courier: Courier, slots: int | None = None) -> None:
+    def open(self, courier: Courier, slots: int | None = None, *, tail_id: str = "") -> None:
         """Go on over the link of a new epoch: the tail's slots are empty, so live jobs are prefilled again.
 
         Only the first `slots` slots are used, where the tail has fewer; jobs in others wait for one of these.
         """
         self._courier = courier
+        self._gauge.opened(tail_id)
         self._drafting.forget()
         self._lanes.clear()
         self._timeline.clear()
@@ -157,7 +166,14 @@ class HeadEngine:
         self.wake()
 
     def apply_stops(self) -> None:
-        """End the jobs that shall stop. Called by `step`, and by the engine's thread while there is no link."""
+        """End the jobs that shall stop, and show the texts that were asked for.
+
+        Called by `step`, and by the engine's thread while there is no link.
+        """
+        for task_id in self.shown.asked():
+            if task_id in self._ensembles:
+                for number, job in enumerate(self._ensembles[task_id].jobs):
+                    self.shown.show(task_id, number, job.completion.text)
         while self._stops:
             task_id, reason = self._stops.popleft()
             self._take_jobs()
@@ -194,6 +210,11 @@ class HeadEngine:
         waiting = self._scheduler.num_waiting + self._source.num_waiting
         return EngineStats(len(self._scheduler.live()), waiting, self._rate.per_s())
 
+    def figures(self) -> HeadFigures:
+        """All that is counted and measured; any thread may ask, one of them every few seconds."""
+        stats = self.stats()
+        return self._gauge.figures(stats.running, stats.waiting, stats.tokens_per_s)
+
     @torch.inference_mode()
     def step(self) -> None:
         """One turn. Raises LinkLost when the epoch is over; the jobs stay and wait for `open`."""
@@ -203,6 +224,7 @@ class HeadEngine:
         self._advance()
         self._prefill()
         self._collect()
+        self._gauge.measure(self._lanes.num_used(self._scheduler.num_rows), self._policy.costs)
 
     # -- admit ------------------------------------------------------------------------------------------------
 
@@ -220,6 +242,7 @@ class HeadEngine:
             self._policy.begin(slot.index)
             begins = job.begin(self._options.wire_dtype)
             if begins and job is self._ensembles[job.task_id].jobs[0]:
+                self._gauge.began(job.num_prompt)
                 self._report.started(job.task_id)
 
     def _close_in_time(self) -> None:
@@ -283,50 +306,40 @@ class HeadEngine:
 
     def _prefill(self) -> None:
         """Compute and send a turn's chunks, if there are any: rounds go on in between."""
-        num_tokens = 0
-        while num_tokens < self._options.prefill_per_turn and (chunk := self._next_chunk()) is not None:
-            self._send_chunk(chunk)
-            num_tokens += chunk.length
-
-    def _next_chunk(self) -> Chunk | None:
-        most = self._options.prefill_chunk
+        most, per_turn = self._options.prefill_chunk, self._options.prefill_per_turn
         if self._scheduler.num_rows:
             if self._uplink.wait_s(time.perf_counter()) > 0:
-                return None
+                return
             most = self._uplink.chunk_tokens()
-        return self._scheduler.next_chunk(most)
+            per_turn = self._uplink.tokens_in(BUDGET_S, per_turn)
+        num_tokens, chunks = 0, list[Chunk]()
+        while num_tokens < max(1, per_turn) and (chunk := self._scheduler.next_chunk(most)) is not None:
+            if chunks and not together(chunks, chunk):
+                self._send_chunks(chunks)
+                chunks = []
+            chunks.append(chunk)
+            num_tokens += chunk.length
+        self._send_chunks(chunks)
 
-    def _send_chunk(self, chunk: Chunk) -> None:
-        started = time.perf_counter()
+    def _send_chunks(self, chunks: list[Chunk]) -> None:
+        """Compute and send chunks that may run as one; where there is no memory for that, one by one."""
+        chunks = [chunk for chunk in chunks if chunk.is_awaited]
+        if not chunks:
+            return
         try:
             with memory_watched(self._device):
-                frame = self._chunk_frame(chunk)
+                made = self._chunks.make(self._link().next_number, chunks)
         except OutOfMemory as error:
-            self._starved([chunk.slot], f"the head had no memory for {chunk.length} tokens of the prompt: {error}")
+            if len(chunks) == 1:
+                (chunk,) = chunks
+                self._starved([chunk.slot], f"the head had no memory for {chunk.length} tokens of the prompt: {error}")
+                return
+            free_unused(self._device)
+            for chunk in chunks:
+                self._send_chunks([chunk])
             return
-        made = MadeChunk(chunk.length, time.perf_counter() - started)
-        self._send(self._scheduler.prefill_lane(chunk.slot), frame, made)
-
-    def _chunk_frame(self, chunk: Chunk) -> Prefill:
-        slot, job = chunk.slot, _job(chunk.slot)
-        copy = None
-        if chunk.copy is not None:
-            copy = Copy(chunk.copy.source.index, chunk.copy.source.held.generation, chunk.copy.length)
-            self._forward.copy_slot(copy.slot, slot.index, copy.length)
-        tokens = job.tokens[chunk.start : chunk.start + chunk.length]
-        return Prefill(
-            number=self._link().next_number(),
-            slot=slot.index,
-            generation=slot.generation,
-            round=slot.next_round(),
-            position=chunk.start,
-            token=tokens[-1],
-            last=chunk.last,
-            sampling=job.sampling if chunk.last else job.sampling.without_processors,
-            copy=copy,
-            hidden=self._forward.run([tokens], [slot.index], [chunk.start]),
-            history=job.history if chunk.last else None,
-        )
+        for chunk, each in zip(chunks, made, strict=True):
+            self._send(self._scheduler.prefill_lane(chunk.slot), each.frame, each)
 
     # -- collect ----------------------------------------------------------------------------------------------
 
@@ -344,6 +357,7 @@ class HeadEngine:
     def _apply(self, answered: Answered) -> None:
         began = time.perf_counter()
         made, spent = self._timeline.made(answered.frame.number), self._timeline.spent(answered)
+        self._gauge.answered(answered, spent, is_round=isinstance(made, MadeRound))
         if not answered.resent:
             self._uplink.measured(answered.bytes_up, answered.link_s)
         if isinstance(answered.frame, Round):
@@ -384,8 +398,11 @@ class HeadEngine:
         kept, reason = job.commit(answer.tokens, answer.logprobs)
         if num_drafted is not None:
             job.ledger.count_round(drafted=num_drafted, accepted=answer.accepted, kept=kept)
+        self._gauge.committed(kept, num_drafted, answer.accepted)
         slot.hold(len(job.tokens) - 1)
         self._rate.count(kept)
+        if self.shown.wants(job.task_id):
+            self.shown.show(job.task_id, self._ensembles[job.task_id].jobs.index(job), job.completion.text)
         if reason is not None:
             self._finish(slot)
         else:

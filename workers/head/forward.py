@@ -24,11 +24,21 @@ class HeadForward:
 
     def run(self, fed: Sequence[Sequence[int]], slots: Sequence[int], starts: Sequence[int]) -> Tensor:
         """The packed hidden states [sum of the rows' tokens, hidden] of rows that begin at `starts`."""
+        return self._carry(self._packed(fed, slots, starts), self._wire_dtype)
+
+    def run_apart(self, fed: Sequence[Sequence[int]], slots: Sequence[int], starts: Sequence[int]) -> list[Tensor]:
+        """As `run`, each row's hidden states [its tokens, hidden] for itself."""
+        packed = self._packed(fed, slots, starts)
+        return [
+            self._carry(states, self._wire_dtype) for states in torch.split(packed, [len(tokens) for tokens in fed])
+        ]
+
+    def _packed(self, fed: Sequence[Sequence[int]], slots: Sequence[int], starts: Sequence[int]) -> torch.Tensor:
         counts = [len(tokens) for tokens in fed]
         query = max(counts)
         padded = [[*tokens, *[0] * (query - len(tokens))] for tokens in fed]
         hidden = self._shard.forward(torch.tensor(padded), torch.tensor(slots), torch.tensor(starts))
-        return self._carry(pack_rows(hidden, counts), self._wire_dtype)
+        return pack_rows(hidden, counts)
 
     def copy_slot(self, source: int, destination: int, length: int) -> None:
         """Make the first positions of a slot those of another one."""

@@ -27,5 +27,7 @@ class EngineOptions:
     prefill_per_turn: int = 1
     #: where the drafter runs beside the engine, in a thread of its own; None: in the engine's thread
     drafts_apart_on: str | None = None
+    #: kind of the drafter, as the head's figures name it
+    drafter: str = "none"
     #: when the last job must have ended, in seconds since the epoch; None: never
     ends_at: float | None = None

@@ -15,6 +15,7 @@ from relay.profile import Profile
 from tasks import heads
 from tasks.connection import Outage, translated
 from tasks.errors import HeadIdTaken
+from tasks.figures import HeadFigures
 from tasks.heads import BEAT_S, PRESENCE_MS, HeadInfo
 
 logger = logging.getLogger(__name__)
@@ -44,6 +45,7 @@ class Load:
     consuming: bool
     running: int
     tokens_per_s: float
+    figures: HeadFigures | None = None
 
 
 class Presence:
@@ -140,4 +142,5 @@ class Presence:
             started_at=self._started_at,
             beat=self._beats,
             whole=identity.whole,
+            figures=load.figures,
         )

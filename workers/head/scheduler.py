@@ -25,11 +25,21 @@ class Chunk:
     """A part of a slot's prefill."""
 
     slot: HeadSlot
+    generation: int
+    #: number of the row; its answer is awaited from here on
+    round: int
     start: int
     length: int
     last: bool
     #: the prefix in front of `start`, for a first chunk that does not start at 0
     copy: Match | None
+    #: the generation that holds that prefix at its source, which may be this slot's last one
+    copied: int | None = None
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether the slot is still about it."""
+        return self.slot.awaits(self.generation, self.round)
 
 
 class Scheduler:
@@ -201,7 +211,8 @@ class Scheduler:
         if last:
             self._prefilling.remove(slot)
         start, slot.prefilled = slot.prefilled, slot.prefilled + length
-        return Chunk(slot, start, length, last, copy)
+        copied = None if copy is None else copy.source.held.generation
+        return Chunk(slot, slot.generation, slot.next_round(), start, length, last, copy, copied)
 
     def _must_wait(self, slot: HeadSlot) -> bool:
         """Whether the slot's first chunk may not go yet, or had better not."""

@@ -7,19 +7,12 @@ from dataclasses import dataclass
 from workers.head.costs import Costs
 from workers.head.courier import Answered
 from workers.head.ledger import Spent
+from workers.head.prefilling import MadeChunk
 from workers.head.rounds import MadeRound
 from workers.head.trace import Trace
 
 #: weight of the newest round in the usual draft length
 NEWEST = 0.1
-
-
-@dataclass(frozen=True, slots=True)
-class MadeChunk:
-    """What it took to make a chunk of prefill."""
-
-    num_tokens: int
-    head_s: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,10 +44,12 @@ class Uplink:
 
     def chunk_tokens(self) -> int:
         """Tokens of a chunk that keeps to the budget."""
+        return min(self._prefill_chunk, max(MIN_CHUNK, self.tokens_in(BUDGET_S, self._prefill_chunk)))
+
+    def tokens_in(self, seconds: float, most: int) -> int:
+        """Tokens that leave in this time, up to `most`."""
         token_s = self._wire_s(self._bytes_per_token)
-        if token_s * self._prefill_chunk <= BUDGET_S:
-            return self._prefill_chunk
-        return min(self._prefill_chunk, max(MIN_CHUNK, int(BUDGET_S / token_s)))
+        return most if token_s * most <= seconds else int(seconds / token_s)
 
     def _wire_s(self, num_bytes: int) -> float:
         return BUSY_PART * num_bytes * min(self._per_byte, default=0.0)

@@ -25,6 +25,7 @@ from workers.head.channel import EngineServer, private_address
 from workers.head.courier import GIVE_UP_AFTER_S, Courier, TailSilent
 from workers.head.drafters import Drafter, make_drafter
 from workers.head.engine import HeadEngine
+from workers.head.following import FollowWatch
 from workers.head.fronts import Fronts, concurrency
 from workers.head.intake import Intake
 from workers.head.options import EngineOptions
@@ -155,8 +156,8 @@ def assembled(
         intake.wakes(engine.wake)
 
         def load() -> Load:
-            stats = engine.stats()
-            return Load(server.live(), server.consuming, stats.running, stats.tokens_per_s)
+            figures = engine.figures()
+            return Load(server.live(), server.consuming, figures.running, figures.tokens_per_s, figures)
 
         identity = Identity(settings.head_id, settings.served_name, served.profile, settings.num_slots, settings.whole)
         # The fronts close before the presence ends: what they hand back needs no restoring by others.
@@ -164,6 +165,7 @@ def assembled(
             closing(engine),
             closing(Presence(client, identity, load)),
             closing(StopWatch(client, server.live, engine.stop)),
+            closing(FollowWatch(client, server.live, engine.shown, engine.wake)),
             closing(_fronts(settings, address, authkey)) as fronts,
         ):
             try:
@@ -189,6 +191,7 @@ def engine_options(settings: HeadSettings, wire_dtype: str) -> EngineOptions:
         whole=settings.whole,
         prefill_per_turn=settings.prefill_per_turn,
         drafts_apart_on=settings.drafts_apart_on,
+        drafter=settings.drafter,
         ends_at=settings.stops_at,
     )
 
@@ -252,7 +255,7 @@ class HeadWorker:
         """Step the engine until it was stopped and drained (True) or the session is lost (False)."""
         log.info("epoch %d on tail %s: taking jobs", session.lease.epoch, session.lease.tail.tail)
         try:
-            self._engine.open(self._courier(session), session.slots)
+            self._engine.open(self._courier(session), session.slots, tail_id=session.lease.tail.tail)
             while not stop.is_set():
                 self._server.set_consuming(self._engine.wants_jobs)
                 self._step(session)

@@ -31,15 +31,21 @@ class Chooser:
         self.tables = tables
         tables.clear()
 
-    def first(self, logits: torch.Tensor, chunk: Prefill) -> tuple[int, tuple[TokenLogprobs, ...]]:
-        """The token behind a last chunk of prefill, committed. `logits` [1, vocab] are finite."""
-        self.tables.begin(chunk.slot, chunk.sampling, chunk.history)
-        row = LogitRow(chunk.slot, chunk.sampling, chunk.position + chunk.hidden.shape[0])
-        chosen = choose_at(logits, [row], self.tables, None)
-        token, num_top = int(chosen), chunk.sampling.logprobs
-        logprobs = () if num_top is None else tuple(token_logprobs(logits, chosen, [num_top]))
-        self.tables.commit({chunk.slot: (token,)})
-        return token, logprobs
+    def first(self, logits: torch.Tensor, chunks: Sequence[Prefill]) -> list[tuple[int, tuple[TokenLogprobs, ...]]]:
+        """The tokens behind last chunks of prefill, committed. `logits` [chunks, vocab] are finite."""
+        if not chunks:
+            return []
+        for chunk in chunks:
+            self.tables.begin(chunk.slot, chunk.sampling, chunk.history)
+        rows = [LogitRow(chunk.slot, chunk.sampling, chunk.position + chunk.hidden.shape[0]) for chunk in chunks]
+        chosen = choose_at(logits, rows, self.tables, None)
+        tokens, wanted = chosen.tolist(), [chunk.sampling.logprobs for chunk in chunks]
+        places = [place for place, num_top in enumerate(wanted) if num_top is not None]
+        num_top = [num for num in wanted if num is not None]
+        chosen_there = [tokens[place] for place in places]
+        told = iter(token_logprobs(*_at(logits, places, chosen_there), num_top) if places else ())
+        self.tables.commit({chunk.slot: (token,) for chunk, token in zip(chunks, tokens, strict=True)})
+        return [(token, () if num is None else (next(told),)) for token, num in zip(tokens, wanted, strict=True)]
 
     def commit(self, logits: torch.Tensor | None, committed: Sequence[Committed]) -> list[tuple[TokenLogprobs, ...]]:
         """Count what is committed; the log probabilities of those that ask for them, () for the others.

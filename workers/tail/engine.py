@@ -13,7 +13,7 @@ from relay.messages import Accepted, Draft, Prefill, Release, Round, Sampling, V
 from workers.engine.processors import LogitRow
 from workers.engine.shard import TailShard
 from workers.engine.slottables import SlotTables
-from workers.engine.tensors import from_wire
+from workers.engine.tensors import from_wire, pack_rows, pad_rows
 from workers.engine.verification import VerifyRows, verify_rows
 from workers.errors import OutOfMemory
 from workers.memory import free_unused, memory_watched
@@ -39,37 +39,48 @@ class TailEngine:
         self._chooser = Chooser(tables or SlotTables(shard.slots, shard.vocab_size, shard.device))
         self._table = SlotTable(slots, max_length=shard.max_length, max_query=max_query, vocab_size=shard.vocab_size)
 
-    @torch.inference_mode()
     def answer(self, frame: Prefill | Round | Release) -> Verdict:
         """The verdict on a frame, row by row; rows that do not fit the slot's state come back void."""
-        if isinstance(frame, Round):
-            return self.answer_rounds([frame])[0]
-        started = time.perf_counter()
-        match frame:
-            case Prefill():
-                row: Accepted | Void = self._table.judge(frame) or self._prefill_if_it_fits(frame)
-            case Release():
-                row = self._table.judge(frame) or self._release(frame)
-        return Verdict(frame.number, (row,), time.perf_counter() - started)
+        return self.answer_all([frame])[0]
 
     @torch.inference_mode()
-    def answer_rounds(self, frames: Sequence[Round]) -> list[Verdict]:
-        """The verdicts on rounds that run as one forward; no slot stands in two of the frames.
+    def answer_all(self, frames: Sequence[Prefill | Round | Release]) -> list[Verdict]:
+        """The verdicts on frames of one kind that run as one forward; no slot stands in two of them.
 
-        Each verdict tells its share of the time, by the positions its rows bring. Rounds that find no memory
+        Each verdict tells its share of the time, by the positions its rows bring. Frames that find no memory
         together are run one after the other; the rows of one that finds none by itself come back void.
         """
         try:
             with memory_watched(self._shard.device):
-                return self._answer_rounds(frames)
+                return self._answer_all(frames)
         except OutOfMemory as error:
-            log.warning("no memory for %d rounds, %d rows: %s", len(frames), sum(len(f.rows) for f in frames), error)
+            rows = [row for frame in frames for row in _rows(frame)]
+            log.warning("no memory for %d frames, %d rows: %s", len(frames), len(rows), error)
         free_unused(self._shard.device)
         if len(frames) > 1:
-            return [self.answer_rounds([frame])[0] for frame in frames]
+            return [self.answer(frame) for frame in frames]
         (frame,) = frames
-        rows = [self._table.judge(row) or self._spoil(row, VoidReason.OUT_OF_MEMORY) for row in frame.rows]
-        return [Verdict(frame.number, tuple(rows), 0.0)]
+        answers = [self._table.judge(row) or self._spoil(row, VoidReason.OUT_OF_MEMORY) for row in _rows(frame)]
+        return [Verdict(frame.number, tuple(answers), 0.0)]
+
+    def _answer_all(self, frames: Sequence[Prefill | Round | Release]) -> list[Verdict]:
+        rounds = [frame for frame in frames if isinstance(frame, Round)]
+        if rounds:
+            return self._answer_rounds(rounds)
+        started = time.perf_counter()
+        rows = [frame for frame in frames if not isinstance(frame, Round)]
+        judged = [self._table.judge(row) for row in rows]
+        fresh = [row for row, answer in zip(rows, judged, strict=True) if answer is None and isinstance(row, Prefill)]
+        prefilled = iter(self._prefill(fresh))
+        answers = [
+            answer or (self._release(row) if isinstance(row, Release) else next(prefilled))
+            for row, answer in zip(rows, judged, strict=True)
+        ]
+        spent, sizes = time.perf_counter() - started, [_num_tokens(row) for row in rows]
+        return [
+            Verdict(row.number, (answer,), spent * size / sum(sizes))
+            for row, answer, size in zip(rows, answers, sizes, strict=True)
+        ]
 
     def _answer_rounds(self, frames: Sequence[Round]) -> list[Verdict]:
         started = time.perf_counter()
@@ -86,30 +97,46 @@ class TailEngine:
             for frame, rows, share in zip(frames, answers, shares, strict=True)
         ]
 
-    def _prefill_if_it_fits(self, chunk: Prefill) -> Accepted | Void:
-        try:
-            with memory_watched(self._shard.device):
-                return self._prefill(chunk)
-        except OutOfMemory as error:
-            log.warning("no memory for a prefill of %d tokens: %s", chunk.hidden.shape[0], error)
-        free_unused(self._shard.device)
-        return self._spoil(chunk, VoidReason.OUT_OF_MEMORY)
+    def _prefill(self, chunks: Sequence[Prefill]) -> list[Accepted | Void]:
+        """Run chunks of different slots as one; where one has a copy, its source is none of them."""
+        answers: dict[int, Accepted | Void] = {
+            chunk.slot: void(chunk, VoidReason.BOUNDS) for chunk in chunks if not self._is_hidden(chunk.hidden.shape)
+        }
+        fitting = [chunk for chunk in chunks if chunk.slot not in answers]
+        if fitting:
+            ends, sound = self._fill(fitting)
+            # Every chunk, not only the last: the job may be stopped before that, and the slot be used by another one.
+            for chunk in (chunk for chunk, each in zip(fitting, sound, strict=True) if not each):
+                answers[chunk.slot] = self._spoil(chunk, VoidReason.NON_FINITE)
+            answers |= self._begin([chunk for chunk in fitting if chunk.last and chunk.slot not in answers], ends)
+        return [answers.get(chunk.slot) or self._table.prefilled(chunk, None) for chunk in chunks]
 
-    def _prefill(self, chunk: Prefill) -> Accepted | Void:
-        if not self._is_hidden(chunk.hidden.shape):
-            return void(chunk, VoidReason.BOUNDS)
-        if chunk.copy is not None and chunk.copy.slot != chunk.slot:
-            self._shard.copy_slot(chunk.copy.slot, chunk.slot, chunk.copy.length)
-        output = self._forward(self._hidden(chunk)[None], [chunk.slot], [chunk.position])
-        # Every chunk, not only the last: the job may be stopped before that, and the slot be used by another one.
-        if not bool(torch.isfinite(output).all()):
-            return self._spoil(chunk, VoidReason.NON_FINITE)
-        if not chunk.last:
-            return self._table.prefilled(chunk, None)
-        logits = self._shard.logits(output[:, -1])
-        if not bool(torch.isfinite(logits).all()):
-            return self._spoil(chunk, VoidReason.NON_FINITE)
-        return self._table.prefilled(chunk, *self._chooser.first(logits, chunk))
+    def _fill(self, chunks: Sequence[Prefill]) -> tuple[dict[int, torch.Tensor], list[bool]]:
+        """The last token's hidden states [hidden] by slot, and whether all of each chunk's are finite."""
+        for chunk in chunks:
+            if chunk.copy is not None and chunk.copy.slot != chunk.slot:
+                self._shard.copy_slot(chunk.copy.slot, chunk.slot, chunk.copy.length)
+        counts = [chunk.hidden.shape[0] for chunk in chunks]
+        hidden = pad_rows(torch.cat([self._hidden(chunk) for chunk in chunks]), counts)
+        output = self._forward(hidden, [chunk.slot for chunk in chunks], [chunk.position for chunk in chunks])
+        packed = torch.split(pack_rows(output, counts), counts)
+        finite = torch.stack([states.isfinite().all() for states in packed])
+        return {chunk.slot: states[-1] for chunk, states in zip(chunks, packed, strict=True)}, finite.tolist()
+
+    def _begin(self, chunks: Sequence[Prefill], ends: dict[int, torch.Tensor]) -> dict[int, Accepted | Void]:
+        """Choose the first tokens behind last chunks, whose hidden states are `ends`; answers by slot."""
+        if not chunks:
+            return {}
+        logits = self._shard.logits(torch.stack([ends[chunk.slot] for chunk in chunks]))
+        sound = logits.isfinite().all(dim=-1)
+        begun = [chunk for chunk, each in zip(chunks, sound.tolist(), strict=True) if each]
+        answers: dict[int, Accepted | Void] = {
+            chunk.slot: self._table.prefilled(chunk, *first)
+            for chunk, first in zip(begun, self._chooser.first(logits[sound], begun), strict=True)
+        }
+        for chunk in (chunk for chunk in chunks if chunk.slot not in answers):
+            answers[chunk.slot] = self._spoil(chunk, VoidReason.NON_FINITE)
+        return answers
 
     def _release(self, row: Release) -> Accepted:
         self._chooser.forget(row.slot)
@@ -160,7 +187,7 @@ class TailEngine:
             for (draft, _, _, tokens), sound in zip(committed, finite, strict=True)
         ]
 
-    def _spoil(self, row: Prefill | Draft, reason: VoidReason) -> Void:
+    def _spoil(self, row: Prefill | Draft | Release, reason: VoidReason) -> Void:
         # NaN behind a mask still poisons attention, so the slot's cache must not keep any.
         self._shard.zero_slot(row.slot)
         self._chooser.forget(row.slot)
@@ -179,3 +206,11 @@ class TailEngine:
 
     def _is_hidden(self, shape: tuple[int, ...]) -> bool:
         return len(shape) == 2 and shape[1] == self._shard.hidden_size
+
+
+def _rows(frame: Prefill | Round | Release) -> Sequence[Prefill | Draft | Release]:
+    return frame.rows if isinstance(frame, Round) else [frame]
+
+
+def _num_tokens(row: Prefill | Release) -> int:
+    return row.hidden.shape[0] if isinstance(row, Prefill) else 1

@@ -130,7 +130,7 @@ class SlotTable:
         slot.filled, slot.token, slot.sampling = 0, None, None
         return self._answered(slot, row, Accepted(row.slot, row.generation, row.round, 0, ()))
 
-    def spoiled(self, row: Prefill | Draft, reason: VoidReason) -> Void:
+    def spoiled(self, row: Row, reason: VoidReason) -> Void:
         """End a slot's generation: what the layers made of the row is of no use. The caller zeroes the slot's cache."""
         slot = self._slots[row.slot]
         if slot.generation != row.generation:

@@ -24,6 +24,7 @@ from workers.served import ServedModel
 from workers.settings import MAX_QUERY, TailSettings
 from workers.signals import stop_on_signals
 from workers.tail.engine import TailEngine
+from workers.tail.gauge import TailGauge
 from workers.tail.line import Line
 
 log = logging.getLogger(__name__)
@@ -92,6 +93,7 @@ class TailWorker:
         self._link: TailLink | None = None
         self._engine: TailEngine | None = None
         self._line = Line()
+        self._gauge = TailGauge(shard.device)
         self._opening = _Outage("no epoch can be opened")
 
     def serve(self, stop: threading.Event) -> None:
@@ -158,7 +160,7 @@ class TailWorker:
             link.send(0, Error(self._epoch, ErrorReason.TAIL_FAILED, f"tail {self._tail.tail}: {error!r}"))
             raise
         for lane, verdict in answers:
-            link.send(lane, verdict)
+            link.send(lane, self._gauge.marked(verdict))
 
     def _open(self, hello: Hello) -> None:
         """Start the epoch that `hello` asks for, or refuse it; the previous epoch is over either way.
@@ -192,10 +194,8 @@ class TailWorker:
 def answer_next(line: Line, engine: TailEngine) -> list[tuple[int, Verdict]]:
     """Work on what the line gives next: the lanes and verdicts to send."""
     taken = line.take()
-    if isinstance(taken, list):
-        verdicts = engine.answer_rounds([received.message for received in taken])
-        return [_timed(received, verdict) for received, verdict in zip(taken, verdicts, strict=True)]
-    return [_timed(taken, engine.answer(taken.message))]
+    verdicts = engine.answer_all([received.message for received in taken])
+    return [_timed(received, verdict) for received, verdict in zip(taken, verdicts, strict=True)]
 
 
 def _timed(received: Received[Any], verdict: Verdict) -> tuple[int, Verdict]:

@@ -16,6 +16,7 @@ from relay.transport import Lease, Received, TailInfo
 from workers.engine.shard import TailShard
 from workers.engine.slottables import SlotTables
 from workers.tail.engine import TailEngine
+from workers.tail.gauge import TailGauge
 from workers.tail.line import Line
 from workers.tail.worker import answer_next
 
@@ -23,8 +24,9 @@ from workers.tail.worker import answer_next
 class DirectLink:
     """Implements `transport.HeadLink`. Frames have no size; what the tail's half raises comes out of `receive`."""
 
-    def __init__(self, engine: TailEngine, welcome: Welcome) -> None:
+    def __init__(self, engine: TailEngine, gauge: TailGauge, welcome: Welcome) -> None:
         self._engine = engine
+        self._gauge = gauge
         self._line = Line()
         self._answers: deque[Received[Downward]] = deque([_arrived(0, welcome)])
         self._woken = threading.Event()
@@ -39,7 +41,8 @@ class DirectLink:
     def receive(self, timeout_s: float) -> Received[Downward] | None:
         """The next verdict, worked out now if need be; with nothing to work on, waits for `wake`."""
         if not self._answers and self._line:
-            self._answers.extend(_arrived(lane, verdict) for lane, verdict in answer_next(self._line, self._engine))
+            answers = answer_next(self._line, self._engine)
+            self._answers.extend(_arrived(lane, self._gauge.marked(verdict)) for lane, verdict in answers)
         if self._answers:
             return self._answers.popleft()
         if self._woken.wait(timeout_s):
@@ -74,6 +77,7 @@ class DirectRelay:
         self._shard = shard
         # as long-lived as the half: recorded computations read them
         self._tables = SlotTables(shard.slots, shard.vocab_size, shard.device)
+        self._gauge = TailGauge(shard.device)
         self._epoch = 0
 
     def tails(self) -> list[TailInfo]:
@@ -86,7 +90,7 @@ class DirectRelay:
     def connect(self, lease: Lease, hello: Hello) -> DirectLink:
         """The tail accepts at once."""
         engine = TailEngine(self._shard, slots=hello.slots, max_query=hello.max_query, tables=self._tables)
-        return DirectLink(engine, Welcome(lease.tail.tail, hello.epoch))
+        return DirectLink(engine, self._gauge, Welcome(lease.tail.tail, hello.epoch))
 
 
 def _arrived(lane: int, message: Downward) -> Received[Downward]:

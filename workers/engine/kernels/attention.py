@@ -23,13 +23,13 @@ _MOST_PIECED = 64 << 20
 _ENOUGH_PROGRAMS = 800
 #: pieces that are put together at once
 _JOINED = 8
-#: queries of a group of heads that one program takes at most
-_MOST_QUERIES = 64
+#: queries of a group of heads that one program takes at most; in float32, where a large tile takes the compiler seconds
+_MOST_QUERIES, _MOST_QUERIES_FLOAT32 = 64, 16
 
 _LOG2_E = 1.4426950408889634
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["query_length"])
 def _rotate_and_store(
     qkv_at,
     cosines_at,
@@ -41,7 +41,7 @@ def _rotate_and_store(
     query_at,
     keys_at,
     values_at,
-    query_length: tl.constexpr,
+    query_length,
     heads: tl.constexpr,
     kv_heads: tl.constexpr,
     capacity: tl.constexpr,
@@ -120,7 +120,7 @@ def rotate_and_store(
         query,
         keys,
         values,
-        query_length=qkv.shape[0] // slots.shape[0],
+        qkv.shape[0] // slots.shape[0],
         heads=heads,
         kv_heads=kv_heads,
         capacity=capacity,
@@ -133,7 +133,7 @@ def rotate_and_store(
     return query
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["query_length", "num_pieces", "piece"])
 def _attend(
     query_at,
     keys_at,
@@ -143,15 +143,16 @@ def _attend(
     out_at,
     pieces_at,
     logs_at,
-    query_length: tl.constexpr,
+    query_length,
+    num_pieces,
+    piece,
     group: tl.constexpr,
     kv_heads: tl.constexpr,
     capacity: tl.constexpr,
     dim: tl.constexpr,
     window: tl.constexpr,
     scale: tl.constexpr,
-    num_pieces: tl.constexpr,
-    piece: tl.constexpr,
+    is_whole: tl.constexpr,
     block_m: tl.constexpr,
     block_n: tl.constexpr,
     block_d: tl.constexpr,
@@ -202,23 +203,23 @@ def _attend(
             acc = acc * fade[:, None] + tl.dot(weight.to(value.dtype), value, input_precision="ieee")
             best = new_best
         result = acc / tl.where(total == 0.0, 1.0, total)[:, None]
-        if num_pieces == 1:
+        if is_whole:
             tl.store(out_at + entry[:, None] * dim + d[None, :], result.to(out_at.dtype.element_ty), mask=mask_q)
         else:
             spot = entry * num_pieces + number
             tl.store(pieces_at + spot[:, None] * dim + d[None, :], result, mask=mask_q)
             tl.store(logs_at + spot, tl.where(total == 0.0, float("-inf"), best + tl.log2(total)), mask=is_query)
-    elif num_pieces > 1:
+    elif not is_whole:
         tl.store(logs_at + entry * num_pieces + number, tl.full((block_m,), float("-inf"), tl.float32), mask=is_query)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_pieces"])
 def _join(
     pieces_at,
     logs_at,
     out_at,
+    num_pieces,
     dim: tl.constexpr,
-    num_pieces: tl.constexpr,
     block_p: tl.constexpr,
     block_d: tl.constexpr,
 ):
@@ -265,8 +266,8 @@ def attend(
         longest: `starts[r]` + query is this at most; decides how many programs are started, nothing else.
         scale: of the scores.
         window: positions that a query sees, its own included; None: all.
-        queries: entries that a program takes at once; None: as many as there are, at most `_MOST_QUERIES`. A query's
-            result may depend on it, but not on the other queries.
+        queries: entries that a program takes at once; None: as many as there are, up to a limit. A query's result
+            may depend on it, but not on the other queries.
         piece: positions that a program reads, a multiple of 64; None: fewer where there are few programs.
 
     Returns:
@@ -282,7 +283,8 @@ def attend(
         while tokens * heads * dim * triton.cdiv(longest, piece) > _MOST_PIECED and piece < longest:
             piece *= 2
     num_pieces = triton.cdiv(longest, piece)
-    block_m = queries or max(16, min(_MOST_QUERIES, triton.next_power_of_2(group * length)))
+    most = _MOST_QUERIES_FLOAT32 if query.dtype == torch.float32 else _MOST_QUERIES
+    block_m = queries or max(16, min(most, triton.next_power_of_2(group * length)))
     block_d = max(16, triton.next_power_of_2(dim))
     out = torch.empty(tokens, heads * dim, dtype=query.dtype, device=query.device)
     pieces = torch.empty(tokens * heads * num_pieces * dim if num_pieces > 1 else 1, device=query.device)
@@ -296,15 +298,16 @@ def attend(
         out,
         pieces,
         logs,
-        query_length=length,
+        length,
+        num_pieces,
+        piece,
         group=group,
         kv_heads=kv_heads,
         capacity=capacity,
         dim=dim,
         window=window or 0,
         scale=scale * _LOG2_E,
-        num_pieces=num_pieces,
-        piece=piece,
+        is_whole=num_pieces == 1,
         block_m=block_m,
         block_n=_BLOCK,
         block_d=block_d,
@@ -316,8 +319,8 @@ def attend(
             pieces,
             logs,
             out,
+            num_pieces,
             dim=dim,
-            num_pieces=num_pieces,
             block_p=_JOINED,
             block_d=block_d,
             num_warps=1,

@@ -27,7 +27,7 @@ class Tile:
     stages: int = 4
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tokens"])
 def _linear(
     x_at,
     weight_at,
@@ -111,7 +111,7 @@ def linear(x: Tensor, weight: Tensor, tile: Tile, *, bias: Tensor | None = None,
     return out
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tokens"])
 def _add_rms_norm(
     x_at,
     delta_at,
@@ -193,5 +193,6 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     """silu(gate) · up of [tokens, 2 · outputs], the gate's columns first."""
     tokens, outputs = gate_up.shape[0], gate_up.shape[1] // 2
     out = torch.empty(tokens, outputs, dtype=gate_up.dtype, device=gate_up.device)
-    _silu_mul[(tokens, triton.cdiv(outputs, 1024))](gate_up, out, outputs=outputs, block=1024)
+    grid = (tokens, triton.cdiv(outputs, 1024))
+    _silu_mul[grid](gate_up, out, outputs=outputs, block=1024)
     return out

@@ -38,7 +38,7 @@ class Tiles:
 
     def plain(self, tokens: int, outputs: int, inputs: int, *, may_part: bool) -> Tile | None:
         """The tile for `x` [tokens, inputs] times a weight [outputs, inputs]; None where the library is faster."""
-        if tokens > MOST_TOKENS or (outputs > 4096 and not may_part):
+        if tokens > self._most_tokens or (outputs > 4096 and not may_part):
             return None
         block_n = 16 if outputs <= 2048 else 32
         parts = 1
@@ -49,10 +49,15 @@ class Tiles:
 
     def gated(self, tokens: int, rows: int, inputs: int) -> Tile | None:
         """The tile for a gated product with a weight [rows, inputs]; None where the library is faster."""
-        if tokens > MOST_TOKENS:
+        if tokens > self._most_tokens:
             return None
         tile = Tile(_block_m(tokens), 64 if rows <= 16384 else 32, 128, stages=4 if tokens <= 32 else 3)
         return self._fitted(tile, 2 * tile.block_n)
+
+    @property
+    def _most_tokens(self) -> int:
+        # Without tensor cores, large tiles take the compiler many seconds each.
+        return MOST_TOKENS if self.size < 4 else min(MOST_TOKENS, 16)
 
     def exact(self) -> Tile:
         """The one tile where a token's bits must not depend on how many come together."""
