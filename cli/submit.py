@@ -53,7 +53,7 @@ class Afterwards:
     "--output",
     "-o",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="With --wait: write the results to this file (jsonl, or csv by its ending).",
+    help="With --wait: write the results to this file (jsonl, or csv or parquet by its ending).",
 )
 @click.option(
     "--on-invalid",

@@ -18,7 +18,8 @@ StorageError
 ├── BatchIncomplete         the batch was cancelled before its file was written
 ├── BatchNotFound
 │   └── BatchAmbiguous      the prefix fits several batches
-└── JobNotFound
+├── JobNotFound
+└── FilterInvalid           a filter names no column, or a value it cannot have
 """
 
 from __future__ import annotations
@@ -152,3 +153,7 @@ class JobNotFound(StorageError):
     def __init__(self, job_id: str) -> None:
         super().__init__(f"no job {job_id!r}")
         self.job_id = job_id
+
+
+class FilterInvalid(StorageError):
+    """A filter that nobody can apply; the text says what was expected."""

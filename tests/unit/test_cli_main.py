@@ -63,7 +63,7 @@ def test_the_options_of_every_example_parse(name: str) -> None:
 
 
 def test_a_mistyped_command_names_the_nearest_one(run: Shardq) -> None:
-    assert "Did you mean 'status'?" in error_of(run("staus"))
+    assert "Did you mean 'status'" in error_of(run("staus"))
     assert "--json" in error_of(run("list", "--jsno"))
 
 

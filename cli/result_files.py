@@ -1,0 +1,202 @@
+"""Results as files: OpenAI's lines, csv, parquet or a table, written as they are read."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any, TextIO
+
+from cli.errors import CliError
+from cli.output import counted, figure, first_words, percent, print_table, state
+from storage.columns import JOB_COLUMNS, Kind
+from storage.records import JobRow
+from storage.states import JobState
+from tasks.openai_results import error_of, result_line
+
+#: not a column of the database, but of the results
+NUM_CHOICES = "num_choices"
+#: columns of csv and parquet
+ALL_COLUMNS = (*JOB_COLUMNS, NUM_CHOICES)
+#: jobs in a row group of a parquet file
+ROW_GROUP = 2000
+#: jobs of a table that are laid out together
+TABLE_PAGE = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """How results are written. No columns: all of them, or what the format shows by itself."""
+
+    name: str
+    columns: tuple[str, ...] = ()
+
+    def write(self, jobs: Iterable[JobRow], path: Path | None) -> None:
+        """Into a file, which appears only once it is complete, or to stdout. Raises CliError."""
+        if self.name == "parquet":
+            write_parquet(jobs, path, self.columns or ALL_COLUMNS)
+            return
+        with destination(path) as out:
+            _WRITERS[self.name](jobs, out, self.columns)
+
+
+#: ending of a file's name → format
+ENDINGS = {".jsonl": "jsonl", ".csv": "csv", ".parquet": "parquet"}
+FORMATS = ("jsonl", "csv", "parquet", "table")
+
+
+def format_of(path: Path) -> str:
+    """The format that a file's name asks for; jsonl if it says nothing."""
+    return ENDINGS.get(path.suffix.lower(), "jsonl")
+
+
+@contextmanager
+def replaced(path: Path) -> Iterator[Path]:
+    """A place to write what `path` holds after the block; an exception leaves `path` as it is. Raises CliError."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        yield temporary
+        temporary.replace(path)
+    except OSError as error:
+        raise CliError(f"cannot write {path}: {error.strerror or error}") from error
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def destination(path: Path | None) -> Iterator[TextIO]:
+    """Stdout, or a file that appears only once it is complete."""
+    if path is None:
+        yield sys.stdout
+        sys.stdout.flush()
+        return
+    # Half a surrogate pair has no UTF-8; written as \\udXXX it is right in JSON.
+    with (
+        replaced(path) as temporary,
+        temporary.open("w", encoding="utf-8", errors="backslashreplace", newline="") as out,
+    ):
+        yield out
+
+
+def result_json(job: JobRow, columns: Sequence[str] = ALL_COLUMNS) -> dict[str, Any]:
+    """A job's first text and its figures as plain JSON values."""
+    return {name: getattr(job, name) for name in columns}
+
+
+def write_jsonl(jobs: Iterable[JobRow], out: TextIO, columns: Sequence[str] = ()) -> None:
+    """A line per job: of OpenAI's output and error files, or an object with these columns."""
+    for job in jobs:
+        line = result_json(job, columns) if columns else result_line(job)
+        out.write(json.dumps(line, ensure_ascii=False) + "\n")
+
+
+def write_csv(jobs: Iterable[JobRow], out: TextIO, columns: Sequence[str] = ()) -> None:
+    """A row per job, with a header; nothing where there is no value, times in Unix seconds."""
+    writer = csv.writer(out)
+    chosen = columns or ALL_COLUMNS
+    writer.writerow(chosen)
+    for job in jobs:
+        writer.writerow(result_json(job, chosen).values())
+
+
+def write_parquet(jobs: Iterable[JobRow], path: Path | None, columns: Sequence[str] = ALL_COLUMNS) -> None:
+    """Row groups of `ROW_GROUP` jobs; times are UTC timestamps, whole numbers stay so beside empty places."""
+    if path is None:
+        raise CliError("parquet is not for a terminal or a pipe: name a file with --output FILE.parquet")
+    import pyarrow
+    from pyarrow import parquet
+
+    types = {
+        Kind.TEXT: pyarrow.string(),
+        Kind.INTEGER: pyarrow.int64(),
+        Kind.NUMBER: pyarrow.float64(),
+        Kind.TIME: pyarrow.timestamp("us", tz="UTC"),
+    }
+    kinds = {name: JOB_COLUMNS.get(name, Kind.INTEGER) for name in columns}
+    schema = pyarrow.schema([(name, types[kind]) for name, kind in kinds.items()])
+    remaining = iter(jobs)
+    with replaced(path) as temporary, parquet.ParquetWriter(temporary, schema) as writer:
+        while page := list(islice(remaining, ROW_GROUP)):
+            values = {name: [_parquet_value(getattr(job, name), kind) for job in page] for name, kind in kinds.items()}
+            writer.write_table(pyarrow.table(values, schema=schema))
+
+
+def _parquet_value(value: Any, kind: Kind) -> Any:
+    if value is None:
+        return None
+    if kind == Kind.TEXT:
+        # Half a surrogate pair has no UTF-8.
+        return str(value).encode("utf-8", "replace").decode()
+    return round(value * 1_000_000) if kind == Kind.TIME else value
+
+
+def write_table(jobs: Iterable[JobRow], out: TextIO, columns: Sequence[str] = ()) -> None:
+    """The table people read, a page at a time."""
+    remaining = iter(jobs)
+    page = list(islice(remaining, TABLE_PAGE))
+    print_page = _print_chosen if columns else _print_usual
+    # An empty table still shows what it would hold.
+    print_page(page, out, columns)
+    while page := list(islice(remaining, TABLE_PAGE)):
+        print_page(page, out, columns)
+
+
+def _print_usual(jobs: Sequence[JobRow], out: TextIO, _: Sequence[str]) -> None:
+    print_table(
+        ["CUSTOM_ID", "END", "TOKENS", "TOK/S", "/ROUND", "ACC", "TEXT"],
+        [table_row(job) for job in jobs],
+        numbers={"TOKENS", "TOK/S", "/ROUND", "ACC"},
+        out=out,
+    )
+
+
+def _print_chosen(jobs: Sequence[JobRow], out: TextIO, columns: Sequence[str]) -> None:
+    names = {column: column.upper() for column in columns}
+    numbers = {names[column] for column in columns if JOB_COLUMNS.get(column) != Kind.TEXT}
+    rows = [[_shown(value) for value in result_json(job, columns).values()] for job in jobs]
+    print_table(list(names.values()), rows, numbers=numbers, out=out)
+
+
+def _shown(value: object) -> object:
+    if isinstance(value, float):
+        return f"{value:.10g}" if value >= 1e6 else f"{value:.4g}"
+    return first_words(value, 60) if isinstance(value, str) else value
+
+
+def table_row(job: JobRow) -> tuple[Any, ...]:
+    """A job in the columns of `write_table`."""
+    is_done = job.state == JobState.COMPLETED
+    text = job.text if is_done or job.text else _without_text(job)
+    return (
+        job.custom_id,
+        job.finish_reason if is_done else state(job.state),
+        job.completion_tokens,
+        figure(job.decode_tps),
+        figure(job.tokens_per_round, 2),
+        percent(job.accepted or 0, job.drafted or 0),
+        f"{first_words(text, 60)}{_others(job)}",
+    )
+
+
+def _others(job: JobRow) -> str:
+    """That there is more than the text that is shown."""
+    return f" (+ {counted(len(job.choices), 'choice')})" if job.choices else ""
+
+
+def _without_text(job: JobRow) -> str:
+    """Why there is none. The state alone says what code a stopped job has."""
+    code, message = error_of(job)
+    return f"{code}: {message}" if job.state == JobState.FAILED else message
+
+
+_WRITERS: dict[str, Callable[[Iterable[JobRow], TextIO, Sequence[str]], None]] = {
+    "jsonl": write_jsonl,
+    "csv": write_csv,
+    "table": write_table,
+}
