@@ -18,6 +18,7 @@ from cli.certificates import Certificates
 from cli.errors import CliError
 from cli.output import note
 from cli.server_files import HeadName, ServerPlan, files, head_user, tail_user, write_files
+from cli.web_proxy import WEB_USER, password_file
 
 #: no character that a key's pattern would read as more than itself
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
@@ -50,13 +51,15 @@ _existing = click.Path(exists=True, dir_okay=False, path_type=Path)
 )
 @click.option("--queue-port", default=6379, show_default=True, type=click.IntRange(1, 65535), help="Of the queue.")
 @click.option("--wire-port", default=6380, show_default=True, type=click.IntRange(1, 65535), help="Of the wire.")
+@click.option("--web-port", default=8443, show_default=True, type=click.IntRange(1024, 65535), help="Of the pages.")
 @click.option("--queue-memory", default="256mb", show_default=True, metavar="SIZE", help="Most memory of the queue.")
 @click.option("--wire-memory", default="256mb", show_default=True, metavar="SIZE", help="Most memory of the wire.")
 def init_server_command(directory: Path, **options: Any) -> None:
     """Write what the public host needs to be safe.
 
-    DIR gets two Redis configurations, accounts with random passwords and the least rights for every role, a
-    certificate, and a file of variables for every process. Nothing is overwritten, no password is shown.
+    DIR gets two Redis configurations, one of a proxy in front of Flower and the metrics, accounts with random passwords
+    and the least rights for every role, a certificate, and a file of variables for every process. Nothing is
+    overwritten, no password is shown.
 
     \b
     shardq init-server /srv/shardq --host queue.example.org
@@ -83,6 +86,7 @@ def _plan(
     ca_path: str,
     queue_port: int,
     wire_port: int,
+    web_port: int,
     queue_memory: str,
     wire_memory: str,
 ) -> ServerPlan:
@@ -91,8 +95,8 @@ def _plan(
     for option, path in (("DIR", str(directory)), ("--ca-path", ca_path)):
         if not _PATH.fullmatch(path):
             raise click.BadParameter(f"{option} {path!r}: use an absolute path of letters, digits and . _ / @ + -")
-    if queue_port == wire_port:
-        raise click.UsageError("--queue-port and --wire-port must differ.")
+    if len({queue_port, wire_port, web_port}) < 3:
+        raise click.UsageError("--queue-port, --wire-port and --web-port must differ.")
     return ServerPlan(
         directory=directory,
         host=names[0],
@@ -100,6 +104,7 @@ def _plan(
         local_host="localhost" if cert is None else names[0],
         queue_port=queue_port,
         wire_port=wire_port,
+        web_port=web_port,
         queue_memory=_memory("--queue-memory", queue_memory),
         wire_memory=_memory("--wire-memory", wire_memory),
         heads=_heads(heads or ["head"]),
@@ -142,6 +147,8 @@ def _next_steps(plan: ServerPlan) -> Iterator[str]:
     yield f"on {plan.host}:"
     yield f"  docker compose --env-file {place}/compose.env up -d"
     yield f"  whoever submits there uses {place}/env/client.env"
+    yield f"  Flower and /metrics: https://{plan.host}:{plan.web_port}/"
+    yield f"  user {WEB_USER}, password in {password_file(place)}"
     yield "to the other machines, over SSH only, for the env files hold passwords:"
     ca = " and ca/ca.crt" if plan.has_ca else ""
     for head in plan.heads:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cli.certificates import Certificates
+from cli.web_proxy import nginx_conf, password_line
 from relay import acl as wire_acl
 from tasks import acl as queue_acl
 
@@ -39,6 +40,8 @@ class ServerPlan:
     local_host: str
     queue_port: int
     wire_port: int
+    #: of Flower and the metrics, behind a password
+    web_port: int
     #: as Redis writes sizes: `256mb`
     queue_memory: str
     wire_memory: str
@@ -101,6 +104,10 @@ def files(plan: ServerPlan) -> Iterator[File]:
     yield File("tls/server.key", plan.certificates.key)
     if plan.certificates.authority is not None:
         yield File("ca/ca.crt", plan.certificates.authority, 0o644)
+    password = secrets.token_urlsafe(PASSWORD_BYTES)
+    yield _text("web/nginx.conf", nginx_conf(plan.web_port, ipv6=":" in plan.host), 0o644)
+    yield _text("web/users", [password_line(password)])
+    yield _text("web/password", [password])
     yield _text("compose.env", _compose_variables(plan), 0o644)
     for user in dict.fromkeys([*queue, *wire]):
         yield _text(f"env/{user}.env", _variables(plan, user, queue.get(user), wire.get(user)))
@@ -108,7 +115,7 @@ def files(plan: ServerPlan) -> Iterator[File]:
 
 def directories() -> tuple[str, ...]:
     """All of them, outer ones first."""
-    return ("queue", "queue/data", "wire", "wire/data", "tls", "ca", "env")
+    return ("queue", "queue/data", "wire", "wire/data", "tls", "ca", "env", "web")
 
 
 def head_user(head_id: str) -> str:
@@ -206,12 +213,26 @@ def _url(account: Account, host: str, port: int) -> str:
 def _compose_variables(plan: ServerPlan) -> list[str]:
     return [
         "# docker compose --env-file compose.env up -d",
+        "COMPOSE_PROFILES=server",
         f"SHARDQ_SERVER_DIR={plan.directory}",
         f"SHARDQ_HOST={plan.host if plan.host_is_name else 'localhost'}",
         f"SHARDQ_UID={os.getuid()}",
         f"SHARDQ_GID={os.getgid()}",
+        *(f"SHARDQ_{name}_PORT={port}" for name, port in _ports(plan)),
+        f"SHARDQ_QUEUE_LIMIT={_limit_mb(plan.queue_memory)}m",
+        f"SHARDQ_WIRE_LIMIT={_limit_mb(plan.wire_memory)}m",
         f"SHARDQ_CONTAINER_CA={CONTAINER_CA if plan.has_ca else ''}",
     ]
+
+
+def _ports(plan: ServerPlan) -> tuple[tuple[str, int], ...]:
+    return ("QUEUE", plan.queue_port), ("WIRE", plan.wire_port), ("WEB", plan.web_port)
+
+
+def _limit_mb(memory: str) -> int:
+    """MiB that a container with a server of so much data may take: half as much again while it rewrites its file."""
+    mebibytes = int(memory[:-2]) * {"kb": 1 / 1024, "mb": 1, "gb": 1024}[memory[-2:]]
+    return int(1.5 * mebibytes) + 64
 
 
 def _text(name: str, lines: Sequence[str], mode: int = 0o600) -> File:

@@ -156,6 +156,11 @@ def _arguments(options: Mapping[str, Any]) -> tuple[str, ...]:
     default=None,
     help="Run both halves in this process, without tail and relay: for a model that fits one machine. Default: no.",
 )
+@click.option(
+    "--until",
+    metavar="TIME",
+    help="End by then, `11h30m` from now or at `06:30`; take no job that may last longer. Default: never.",
+)
 @click.option("--head-id", metavar="ID", help="Stable id of this head. Default: the host's name.")
 @broker_option
 @relay_option

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import socket
+import time
 from pathlib import Path, PurePath
 from typing import Annotated, Literal
 
-from pydantic import AliasChoices, Field
+from pydantic import AliasChoices, BeforeValidator, Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from tasks import moments
 
 #: most tokens a row may bring in one frame; sizes the padding of the tail's cache
 MAX_QUERY = 512
@@ -22,6 +25,14 @@ WHOLE_PREFILL, GPU_PREFILL = 1024, 256
 Quantization = Literal["none", "nf4", "int8"]
 Split = Annotated[int, Field(ge=1)] | Literal["auto"]
 Slots = Annotated[int, Field(ge=1)] | Literal["auto"]
+
+
+def _moment(value: object) -> object:
+    return moments.ahead(value, time.time()) if isinstance(value, str) else value
+
+
+#: written as a duration from now or a time of the day; seconds since the epoch
+Moment = Annotated[float, BeforeValidator(_moment)]
 
 
 class WorkerSettings(BaseSettings):
@@ -109,8 +120,15 @@ class HeadSettings(WorkerSettings):
     tail_timeout_s: float | None = Field(default=None, gt=0)
     #: seconds that running jobs get to finish after SIGTERM before they go back to the queue
     grace_s: float = Field(default=10.0, ge=0)
+    #: when this process shall have ended by itself: it takes no job that it could not finish before
+    until: Moment | None = None
     #: file for a timeline of draft, head, link and tail of every round (Chrome trace format); None writes none
     trace: str | None = None
+
+    @property
+    def stops_at(self) -> float | None:
+        """When what still runs gets its last `grace_s` seconds; in seconds since the epoch."""
+        return None if self.until is None else self.until - self.grace_s
 
     @property
     def num_slots(self) -> int:

@@ -13,7 +13,7 @@ from tests.documents import DOCUMENTS, ROOT, check_words, shardq_lines, shell_bl
 #: files that the documents link to and other parts of the project bring
 AWAITED = {
     *(f"docs/images/{name}.png" for name in ("report", "flower")),
-    *("docs/schema.md", "deploy/ec2.md", "deploy/kaggle.md"),
+    "docs/schema.md",
 }
 
 

@@ -101,6 +101,7 @@ class Steps:
     """An engine that steps `count` times and then sets `stop`; a suspect has it from the second step to the third."""
 
     vocab_size = 7
+    has_closed = False
 
     def __init__(self, stop: threading.Event, count: int) -> None:
         self.stop, self.count, self.done = stop, count, 0

@@ -20,6 +20,7 @@ from tasks.generation import FailureType, Outcome, StopReason
 from workers.engine.shard import HeadShard
 from workers.errors import OutOfMemory
 from workers.head.allowance import Allowance
+from workers.head.closing import Closing
 from workers.head.costs import Costs
 from workers.head.courier import Answered, Courier
 from workers.head.drafters import Drafter
@@ -107,6 +108,7 @@ class HeadEngine:
         self._chunks = ChunkMaker(self._forward)
         self._scheduler = Scheduler(slots=options.slots, lanes=options.lanes, prefix_reuse=options.prefix_reuse)
         self._allowance = Allowance(options.slots)
+        self._closing = Closing(options.ends_at)
         self._lanes = Lanes(options.lanes, fixed=not options.adapt_lanes)
         self._uplink = Uplink(self._forward.bytes_per_token, options.prefill_chunk)
         self._timeline = Timeline(self._policy.costs, trace or NoTrace())
@@ -180,8 +182,13 @@ class HeadEngine:
 
     @property
     def wants_jobs(self) -> bool:
-        """False while a suspect runs, or is the next to run: what comes meanwhile is handed back."""
-        return not self._scheduler.has_suspect
+        """False while a suspect runs, or is the next to run, and after closing: what comes then is handed back."""
+        return not self._scheduler.has_suspect and not self._closing.closed
+
+    @property
+    def has_closed(self) -> bool:
+        """Whether too little time is left for any job, and none is live."""
+        return self._closing.closed and not self._ensembles and not self._source.num_waiting
 
     def hand_back_waiting(self) -> None:
         """Give up the tasks that have not begun, so that another head may take them."""
@@ -223,6 +230,7 @@ class HeadEngine:
 
     def _admit(self) -> None:
         self._take_jobs()
+        self._close_in_time()
         for task_id in self._scheduler.clear_for_suspect():
             self._hand_back([task_id])
             self._admits_from = time.perf_counter() + CLEARED_FOR_S
@@ -236,6 +244,13 @@ class HeadEngine:
             if begins and job is self._ensembles[job.task_id].jobs[0]:
                 self._gauge.began(job.num_prompt)
                 self._report.started(job.task_id)
+
+    def _close_in_time(self) -> None:
+        """Hand back what has not begun, once one of these could not be finished any more."""
+        waiting = [ensemble for ensemble in self._ensembles.values() if not ensemble.has_begun]
+        if not all(self._closing.admits(ensemble.num_prompt, ensemble.max_tokens) for ensemble in waiting):
+            log.info("too little time is left for %d of the jobs taken: handed back", len(waiting))
+            self._hand_back([ensemble.task_id for ensemble in waiting])
 
     def _take_jobs(self) -> None:
         while (arrived := self._source.take()) is not None:
@@ -398,6 +413,7 @@ class HeadEngine:
         now = time.perf_counter()
         if now - self._reported.get(job.task_id, 0.0) >= PROGRESS_EVERY_S:
             self._reported[job.task_id] = now
+            self._closing.measured(job.ledger.decode_tps())
             figures = self._ensembles[job.task_id].figures()
             self._report.progress(job.task_id, figures.num_tokens, figures.decode_tps())
 
@@ -405,7 +421,9 @@ class HeadEngine:
 
     def _finish(self, slot: HeadSlot) -> None:
         """A text is complete; the task is with its last one."""
-        task_id = self._vacate(slot).task_id
+        job = self._vacate(slot)
+        self._closing.measured(job.ledger.decode_tps())
+        task_id = job.task_id
         if self._ensembles[task_id].is_complete:
             self._report.finish(task_id, self._withdraw(task_id).completed(self._options.head_id))
 

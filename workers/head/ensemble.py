@@ -29,6 +29,16 @@ class Ensemble:
         return self.jobs[0].ledger.has_started
 
     @property
+    def num_prompt(self) -> int:
+        """Tokens of the prompt."""
+        return self.jobs[0].num_prompt
+
+    @property
+    def max_tokens(self) -> int:
+        """Most tokens that the longest choice may get."""
+        return max(job.max_tokens for job in self.jobs)
+
+    @property
     def is_complete(self) -> bool:
         """Whether every text is."""
         return all(job.completion.finish_reason is not None for job in self.jobs)

@@ -29,3 +29,5 @@ class EngineOptions:
     drafts_apart_on: str | None = None
     #: kind of the drafter, as the head's figures name it
     drafter: str = "none"
+    #: when the last job must have ended, in seconds since the epoch; None: never
+    ends_at: float | None = None

@@ -55,14 +55,14 @@ MakeDrafter = Callable[[HeadSettings, ServedModel], Drafter]
 
 
 def run(settings: HeadSettings, make: MakeDrafter | None = None) -> None:
-    """Serve as a head until SIGTERM or SIGINT; `make` gives another drafter than `load_drafter`.
+    """Serve as a head until SIGTERM, SIGINT or the settings' `until`; `make` gives another drafter than `load_drafter`.
 
     Raises:
         WorkerError: the model, the drafter or the device cannot be used, or no tail was found in time.
         TaskError: the queue server refuses or does not answer; the head's id or served name is taken.
         RelayError: the relay refuses or does not answer.
     """
-    stop = stop_on_signals()
+    stop = stop_on_signals(settings.stops_at)
     tasks = TaskSettings(broker_url=settings.broker_url, allow_insecure=settings.allow_insecure)
     with (
         closing(connection.connect(tasks)) as client,
@@ -192,6 +192,7 @@ def engine_options(settings: HeadSettings, wire_dtype: str) -> EngineOptions:
         prefill_per_turn=settings.prefill_per_turn,
         drafts_apart_on=settings.drafts_apart_on,
         drafter=settings.drafter,
+        ends_at=settings.stops_at,
     )
 
 
@@ -258,6 +259,9 @@ class HeadWorker:
             while not stop.is_set():
                 self._server.set_consuming(self._engine.wants_jobs)
                 self._step(session)
+                if self._engine.has_closed:
+                    log.info("too little time is left for another job: ending")
+                    stop.set()
             self._drain(session)
             return True
         except LinkLost as error:

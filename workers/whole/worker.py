@@ -24,13 +24,13 @@ _TAIL = "in-this-process"
 
 
 def run(settings: HeadSettings) -> None:
-    """Serve as head and tail in one until SIGTERM or SIGINT; needs the queue server only.
+    """Serve as head and tail in one until SIGTERM, SIGINT or the settings' `until`; needs the queue server only.
 
     Raises:
         WorkerError: the model, the drafter or the device cannot be used.
         TaskError: the queue server refuses or does not answer; the head's id or served name is taken.
     """
-    stop = stop_on_signals()
+    stop = stop_on_signals(settings.stops_at)
     tasks = TaskSettings(broker_url=settings.broker_url, allow_insecure=settings.allow_insecure)
     with closing(connection.connect(tasks)) as client:
         connection.ping(client)
