@@ -10,12 +10,6 @@ import pytest
 
 from tests.documents import DOCUMENTS, ROOT, check_words, shardq_lines, shell_blocks
 
-#: files that the documents link to and other parts of the project bring
-AWAITED = {
-    *(f"docs/images/{name}.png" for name in ("report", "flower")),
-    "docs/schema.md",
-}
-
 
 def name_of(document: Path) -> str:
     return str(document.relative_to(ROOT))
@@ -68,8 +62,6 @@ def test_every_link_of_a_document_leads_somewhere(document: Path) -> None:
             continue
         path, _, anchor = target.partition("#")
         file = (document.parent / path).resolve() if path else document
-        if not file.exists() and str(file.relative_to(ROOT)) in AWAITED:
-            continue
         assert file.exists(), f"{name_of(document)}: {target}"
         assert not anchor or anchor in anchors(file), f"{name_of(document)}: {target}"
 

@@ -335,8 +335,8 @@ MACHINES = {"tiny": (0.0005, 0.00002, 0.0), "gpu": (0.01, 0.0004, 0.002), "cpu":
 
 @pytest.mark.parametrize(("rows", "lanes"), [(1, 1), (4, 6)])
 @pytest.mark.parametrize("machine", sorted(MACHINES))
-@pytest.mark.parametrize("acceptance", [0.2, 0.6, 0.85])
-@pytest.mark.parametrize("rtt", [0.0, 0.086, 0.2])
+@pytest.mark.parametrize("acceptance", [0.2, pytest.param(0.6, marks=pytest.mark.slow), 0.85])
+@pytest.mark.parametrize("rtt", [0.0, 0.086, pytest.param(0.2, marks=pytest.mark.slow)])
 def test_adaptive_drafts_are_as_fast_as_the_best_fixed_length(
     rtt: float, acceptance: float, machine: str, rows: int, lanes: int
 ) -> None:

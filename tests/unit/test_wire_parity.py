@@ -88,7 +88,9 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
     return Bench(tiny_model(tmp_path_factory.mktemp("tiny")))
 
 
-@pytest.mark.parametrize("wire_dtype", NARROW)
+@pytest.mark.parametrize(
+    "wire_dtype", [pytest.param(name, marks=pytest.mark.slow) if name == "float16" else name for name in NARROW]
+)
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: f"{way.drafter}-K{way.draft_length}-c{way.concurrency}")
 def test_speculative_and_plain_texts_are_those_of_the_uncut_model_narrowed_at_the_cut(
     bench: Bench, way: Way, wire_dtype: str
