@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 import click
 
+from cli.durations import moment
 from cli.options import broker_option, count_or_auto, database_option, given, insecure_option, log_option, relay_option
 from cli.processes import die_with_parent
 
@@ -161,6 +162,7 @@ def _arguments(options: Mapping[str, Any]) -> tuple[str, ...]:
 )
 @click.option(
     "--until",
+    type=moment,
     metavar="TIME",
     help="End by then, `11h30m` from now or at `06:30`; take no job that may last longer. Default: never.",
 )

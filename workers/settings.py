@@ -11,6 +11,7 @@ from pydantic import AliasChoices, BeforeValidator, Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from tasks import moments
+from tasks.durations import DurationInvalid
 
 #: most tokens a row may bring in one frame; sizes the padding of the tail's cache
 MAX_QUERY = 512
@@ -28,7 +29,10 @@ Slots = Annotated[int, Field(ge=1)] | Literal["auto"]
 
 
 def _moment(value: object) -> object:
-    return moments.ahead(value, time.time()) if isinstance(value, str) else value
+    try:
+        return moments.ahead(value, time.time()) if isinstance(value, str) else value
+    except DurationInvalid as error:
+        raise ValueError(f"--until (SHARDQ_UNTIL): {value!r}, expected {error}") from error
 
 
 #: written as a duration from now or a time of the day; seconds since the epoch
@@ -120,7 +124,8 @@ class HeadSettings(WorkerSettings):
     tail_timeout_s: float | None = Field(default=None, gt=0)
     #: seconds that running jobs get to finish after SIGTERM before they go back to the queue
     grace_s: float = Field(default=10.0, ge=0)
-    #: when this process shall have ended by itself: it takes no job that it could not finish before
+    #: when this process shall have ended by itself, as `11h30m` from its start or at `06:30`: it takes no job that it
+    #: could not finish before
     until: Moment | None = None
     #: file for a timeline of draft, head, link and tail of every round (Chrome trace format); None writes none
     trace: str | None = None
