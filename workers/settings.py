@@ -32,7 +32,7 @@ def _moment(value: object) -> object:
     try:
         return moments.ahead(value, time.time()) if isinstance(value, str) else value
     except DurationInvalid as error:
-        raise ValueError(f"expected {error}") from error
+        raise ValueError(f"--until (SHARDQ_UNTIL): {value!r}, expected {error}") from error
 
 
 #: written as a duration from now or a time of the day; seconds since the epoch
