@@ -60,7 +60,9 @@ test: $(STAMP) browser
 browser:
 	@if test "$$CI" = true && test "$$(id -u)" = 0 && command -v apt-get >/dev/null \
 		&& test -z "$(BROWSER)"; then \
-		apt-get update && apt-get install -y --no-install-recommends chromium fonts-dejavu-core; fi
+		apt-get update && apt-get install -y --no-install-recommends chromium fonts-dejavu-core; \
+	elif test -z "$(BROWSER)"; then \
+		echo "no Chromium found: tests of pages need one (apt-get install chromium, or SHARDQ_CHROMIUM=/path/to/it)"; fi
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

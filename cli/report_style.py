@@ -23,10 +23,14 @@ p { margin: 4px 0; }
 .cards { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 340px), 1fr)); gap: 16px; }
 section { background: var(--card); border: 1px solid var(--line); border-radius: 8px; padding: 14px 16px;
   min-width: 0; }
+@media (min-width: 1100px) { .cards { grid-template-columns: repeat(6, 1fr); }
+  .card { grid-column: span 2; } .card:nth-of-type(n + 7) { grid-column: span 3; } }
 .wide { grid-column: 1 / -1; }
 .scroll { overflow-x: auto; }
 svg { display: block; width: 100%; height: auto; margin: 8px 0; }
-svg text { font-size: 12px; fill: var(--dim); }
+svg text { font-size: 13px; fill: var(--dim); }
+@media (max-width: 480px) { svg text { font-size: 14px; } }
+@media (min-width: 1100px) { .card:nth-of-type(n + 7) text { font-size: 9px; } }
 svg .value { fill: var(--ink); }
 .grid { stroke: var(--line); stroke-width: 1; }
 .area { fill: var(--color); fill-opacity: .35; stroke: var(--color); stroke-width: 1.5; }

@@ -6,6 +6,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 import pytest
@@ -25,10 +26,7 @@ def find_chromium() -> str | None:
 
 @contextmanager
 def running_browser() -> Iterator[Browser]:
-    """A headless Chromium. Without one, or without playwright: skips locally, fails in CI."""
-    path = find_chromium()
-    if path is None:
-        _miss("no Chromium found: install one, or name it in SHARDQ_CHROMIUM")
+    """A headless Chromium: the system's, else playwright's own. Without either, or playwright: skips, fails in CI."""
     try:
         from playwright.sync_api import sync_playwright
     except ModuleNotFoundError as error:
@@ -36,6 +34,9 @@ def running_browser() -> Iterator[Browser]:
     # Chromium's sandbox refuses root.
     arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
     with sync_playwright() as playwright:
+        path = find_chromium() or playwright.chromium.executable_path
+        if not Path(path).exists():
+            _miss("no Chromium found: install one, or name it in SHARDQ_CHROMIUM")
         browser = playwright.chromium.launch(executable_path=path, args=arguments)
         try:
             yield browser

@@ -8,11 +8,17 @@ from dataclasses import dataclass
 
 from cli.charts.element import Element, element
 
-#: user units of a chart; its text has 12, so that it can still be read at the width of a telephone
+#: user units of a chart; its text has 13, and 14 at the width of a telephone, where they are drawn smaller
 WIDTH, HEIGHT = 400.0, 210.0
-_LEFT, _RIGHT, _TOP, _BOTTOM = 44.0, 10.0, 10.0, 38.0
+_LEFT, _RIGHT, _TOP, _BOTTOM = 50.0, 10.0, 10.0, 38.0
 #: intervals of an axis, at most
 _NUM_TICKS = 4
+#: user units from the right end within which a label ends there instead
+_NEAR = 18.0
+_DAY_S = 86400.0
+_ANCHORS = {False: "middle", True: "end"}
+#: seconds between marks of a time axis; below the first and above the last, round numbers of seconds and days
+_TIME_STEPS_S = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +41,9 @@ class Axis:
 
     @classmethod
     def until(cls, end: float, label: str, write: Callable[[float], str]) -> Axis:
-        """An axis that ends at `end`, with marks at round numbers before."""
-        step = round_step(end / _NUM_TICKS)
-        return cls(end, tuple(index * step for index in range(int(end / step) + 1)), label, write)
+        """An axis of seconds that ends at `end`, with marks at whole minutes, hours or days where it is that long."""
+        step = round_duration(end / _NUM_TICKS)
+        return cls(end, tuple(index * step for index in range(int(end / step * (1 + 1e-9)) + 1)), label, write)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +70,9 @@ class Plane:
             lines.append(element("line", x1=left, x2=right, y1=at, y2=at, class_="grid"))
             lines.append(_label(self.up.write(tick), left - 5, at + 4, "end"))
         for tick in self.across.ticks:
-            anchor = "end" if tick == self.across.end else "middle"
-            lines.append(_label(self.across.write(tick), self.x(tick), bottom + 15, anchor))
+            # A label in the middle of the last mark would be cut off at the edge.
+            near = tick > 0 and right - self.x(tick) < _NEAR
+            lines.append(_label(self.across.write(tick), right if near else self.x(tick), bottom + 15, _ANCHORS[near]))
         lines.append(_label(self.across.label, (left + right) / 2, HEIGHT - 5, "middle"))
         return element("g", *lines, class_="axes")
 
@@ -96,6 +103,14 @@ def round_step(rough: float) -> float:
     """The least of 1, 2, 2.5, 5 times a power of ten that is not below `rough`."""
     power = 10.0 ** math.floor(math.log10(rough))
     return next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= rough * (1 - 1e-9))
+
+
+def round_duration(rough_s: float) -> float:
+    """The least duration that people count in which is not below `rough_s`, in seconds."""
+    if rough_s < _TIME_STEPS_S[0]:
+        return round_step(rough_s)
+    fitting = (float(step) for step in _TIME_STEPS_S if step >= rough_s * (1 - 1e-9))
+    return next(fitting, _DAY_S * round_step(rough_s / _DAY_S))
 
 
 def short(value: float) -> str:

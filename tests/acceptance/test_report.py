@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from cli.charts.axes import round_duration
 from storage.batches import add_jobs, begin_submission, publish_batch
 from storage.outcomes import record_outcomes
 from storage.records import NewBatch, NewJob
@@ -68,6 +69,23 @@ class Shown:
     background: dict[str, str]
     #: pixels by which the page is wider than the window
     overflow: int
+    #: chart → what its shapes say, in order
+    marks: dict[str, list[str]]
+    #: pixels of the smallest text in a chart
+    smallest_text: float
+    #: labels that leave their chart
+    cut_off: list[str]
+
+
+_MARKS = """Object.fromEntries([...document.querySelectorAll("svg")].map(svg => [
+  svg.querySelector(":scope > title").textContent,
+  [...svg.querySelectorAll("rect > title, line > title")].map(title => title.textContent)]))"""
+_SMALLEST_TEXT = """Math.min(...[...document.querySelectorAll("svg text")].map(text =>
+  parseFloat(getComputedStyle(text).fontSize) * text.getScreenCTM().a))"""
+_CUT_OFF = """[...document.querySelectorAll("svg text")].filter(text => {
+  const box = text.getBBox(), whole = text.ownerSVGElement.viewBox.baseVal;
+  return box.x < -0.5 || box.x + box.width > whole.width + 0.5 || box.y + box.height > whole.height + 0.5;
+}).map(text => text.textContent)"""
 
 
 @pytest.fixture(scope="module")
@@ -96,6 +114,9 @@ def shown(shardq: Shardq, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
             page.locator("script").count(),
             background,
             page.evaluate("document.documentElement.scrollWidth - window.innerWidth"),
+            page.evaluate(_MARKS),
+            page.evaluate(_SMALLEST_TEXT),
+            page.evaluate(_CUT_OFF),
         )
 
 
@@ -125,6 +146,37 @@ def test_the_figures_are_those_of_the_database(shown: Shown, shardq: Shardq) -> 
     assert headline["accepted"] == shares
     assert headline["succeeded"] == "2 of 4"
     assert shown.charts == 8
+
+
+def test_every_chart_has_marks_that_say_what_the_database_holds(shown: Shown, shardq: Shardq) -> None:
+    with shardq.database() as database:
+        series = batch_series(database, shardq.status("nightly <b>")["id"])
+    assert series.over_time is not None
+    assert all(shown.marks.values()), shown.marks
+    # an interval of the chart says its middle and its value: "1.2s: 1.5 tokens/s"
+    for chart, values in (
+        ("Tokens per second", series.over_time.tokens_per_s),
+        ("Slots in use", series.over_time.jobs),
+    ):
+        told = [float(mark.partition(": ")[2].split()[0]) for mark in shown.marks[chart]]
+        assert told == pytest.approx(values, rel=0.01)
+    bars = [mark for mark in shown.marks["Latency"] if mark.endswith(" jobs")]
+    assert sum(int(mark.rpartition(": ")[2].split()[0]) for mark in bars) == len(series.latency_s)
+    assert shown.marks["Acceptance by position"] == ["token 1: 4 of 5 accepted (80%)", "token 2: 3 of 4 accepted (75%)"]
+    assert "link: 3s · 75%" in shown.marks["Where the time went"]
+
+
+def test_no_text_of_a_chart_is_tiny_or_cut_off_on_a_telephone(shown: Shown) -> None:
+    assert shown.smallest_text >= 11
+    assert shown.cut_off == []
+
+
+@pytest.mark.parametrize(
+    ("rough", "step"),
+    [(0.3, 0.5), (3, 5), (16, 30), (76, 120), (700, 900), (4000, 7200), (90_000, 172_800)],
+)
+def test_a_time_axis_has_marks_at_durations_people_count_in(rough: float, step: float) -> None:
+    assert round_duration(rough) == pytest.approx(step)
 
 
 def test_tokens_and_slots_over_time_add_up_to_the_jobs(shardq: Shardq) -> None:
