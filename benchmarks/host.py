@@ -1,137 +1,238 @@
-"""What the public host's processes take of memory: `python -m benchmarks.host --jobs 10000`.
+"""What the public host's processes take: `python -m benchmarks.host --jobs 10000`.
 
-Both Redis servers, bookkeeper and Flower are real. A batch of prompts of 1 to 2 KB is submitted; then real fronts with
-an engine that has no model drain a part of it. Linux only.
+Both Redis servers, the bookkeeper and Flower are real. All jobs stand on the queue server at once, which is more than
+the bookkeeper would put there by itself; then a head without a model drains some, while somebody looks at the
+dashboard and frames lie on the wire server. Memory is read from /proc: Linux only.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
+import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, closing
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import redis
 
-from cli.processes import Processes, child_environment, shardq_argv
+from benchmarks.resident import Resident, resident_of, table
+from cli.processes import child_environment, shardq_argv
 from relay.embedded import EmbeddedRedis
 from relay.profile import Profile
-from tasks import keys
-from tasks.connection import connect
+from tasks import keys, queues
 from tasks.heads import register_profile
-from tasks.settings import TaskSettings
-from tests.chaos.proc import children
-from tests.integration.fake_engine import AUTHKEY, HEAD, MODEL, FakeEngine
-from workers.head.channel import private_address
-from workers.head.fronts import Fronts
-from workers.settings import HeadSettings
 
-#: seconds until processes that were just started have settled
-SETTLE_S = 8.0
-PROFILE = Profile("f" * 64, "float32", "none", "float32", False, 4096)
-WORDS = ("the", "of", "model", "server", "prompt", "answer", "question", "between", "number", "people", "result")
-
-
-def prompts(count: int) -> Iterator[str]:
-    """Lines of a file of prompts, 1 to 2 KB each; always the same ones."""
-    dice = random.Random(7)
-    for number in range(count):
-        text = " ".join(dice.choices(WORDS, k=dice.randint(160, 320)))
-        yield json.dumps({"custom_id": f"job-{number}", "prompt": text, "max_tokens": 64}) + "\n"
+MODEL = "host"
+PROFILE = Profile("f00d", "float32", "none", "float32", deterministic=False, context=4096)
+#: megabytes that all of them may have resident together: a t3.micro has 1 GB
+WANTED_MB = 700
+#: seconds between two looks at the processes' memory
+LOOK_S = 0.25
+#: frames that lie on the wire server meanwhile, and their bytes: 16 lanes with a prefill chunk each way
+FRAMES, FRAME_BYTES = 32, 1 << 20
+#: seconds for which a phase without an end of its own is watched
+REST_S = 5.0
+#: columns and order of the page that is looked at
+_DATATABLE = "tasks/datatable?draw=1&start=0&length=100&order[0][column]=0&columns[0][data]=received&order[0][dir]=desc"
 
 
-def pss_mb(pid: int) -> float:
-    """Proportional share of resident memory: pages that several processes share are counted once in all."""
-    rollup = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii")
-    return sum(int(line.split()[1]) for line in rollup.splitlines() if line.startswith("Pss:")) / 1024
+@dataclass(frozen=True)
+class Setup:
+    """How much of everything."""
+
+    jobs: int = 10_000
+    #: jobs that the head finishes
+    drain: int = 9_500
 
 
 class Host:
-    """The host's processes by name, and what they took at each moment looked at."""
+    """The processes, and the most memory that each of them and all together have taken."""
 
-    def __init__(self, pids: Mapping[str, int]) -> None:
-        self._pids = pids
-        self._moments: dict[str, dict[str, float]] = {}
-
-    def look(self, moment: str) -> None:
-        """Measure; of several looks at one moment the largest figure of each process counts."""
-        seen = self._moments.setdefault(moment, {})
-        for name, pid in self._pids.items():
-            mb = sum(map(pss_mb, [pid, *children(pid)]))
-            seen[name] = max(mb, seen.get(name, 0.0))
-
-    def table(self) -> str:
-        """Megabytes, in Markdown."""
-        head = ["| MB (PSS) | " + " | ".join(self._moments) + " |", "|---|" + "---|" * len(self._moments)]
-        rows = [
-            f"| {name} | " + " | ".join(f"{seen[name]:.0f}" for seen in self._moments.values()) + " |"
-            for name in self._pids
-        ]
-        total = " | ".join(f"{sum(seen.values()):.0f}" for seen in self._moments.values())
-        return "\n".join([*head, *rows, f"| together | {total} |"])
-
-
-def drain(host: Host, client: redis.Redis, url: str, seconds: float) -> int:
-    """Let fronts take jobs for so long; the number of jobs they were given."""
-    with private_address() as address, closing(FakeEngine(address, slots=16, delay_s=0.05)) as engine:
-        settings = HeadSettings(model=MODEL, broker_url=url, head_id=HEAD)
-        client.set(keys.head(HEAD), "alive")
-        with closing(Fronts(settings, address, AUTHKEY, model=MODEL, count=2, concurrency_total=20, grace_s=2.0)):
-            engine.server.set_consuming(True)
-            end = time.monotonic() + seconds
-            while time.monotonic() < end:
-                time.sleep(1.0)
-                host.look("draining")
-        return len(engine.delivered)
-
-
-def measure(num_jobs: int, drain_s: float, directory: Path) -> None:
-    """Print the table."""
-    with ExitStack() as cleanup:
-        queue = cleanup.enter_context(EmbeddedRedis(directory / "queue", persistent=True))
-        wire = cleanup.enter_context(EmbeddedRedis(directory / "wire", persistent=False))
-        environment = {
-            "SHARDQ_DATA_DIR": str(directory),
-            "SHARDQ_DATABASE_URL": f"sqlite:///{directory / 'shardq.sqlite3'}",
-            "SHARDQ_BROKER_URL": queue.url,
-            "SHARDQ_RELAY_URL": wire.url,
+    def __init__(self, directory: Path, setup: Setup, cleanup: ExitStack) -> None:
+        self.queue = cleanup.enter_context(EmbeddedRedis(directory / "queue", persistent=True))
+        self.wire = cleanup.enter_context(EmbeddedRedis(directory / "wire", persistent=False))
+        self.environment = child_environment(
+            {
+                "SHARDQ_DATA_DIR": str(directory),
+                "SHARDQ_BROKER_URL": self.queue.url,
+                "SHARDQ_RELAY_URL": self.wire.url,
+                "SHARDQ_DATABASE_URL": f"sqlite:///{directory / 'shardq.sqlite3'}",
+                # everything at once: more than is ever queued with the defaults
+                "SHARDQ_WINDOW_MIN_JOBS": str(setup.jobs),
+                "SHARDQ_WINDOW_BYTES": str(1 << 30),
+            }
+        )
+        self.client = redis.Redis.from_url(self.queue.url, protocol=2)
+        register_profile(self.client, MODEL, PROFILE)
+        self.flower_url = f"http://127.0.0.1:{_free_port()}"
+        bookkeeper = self._start(cleanup, "bookkeeper", "--log-level", "warning", "--metrics-port", "0")
+        flower = self._start(cleanup, "flower", "--port", self.flower_url.rpartition(":")[2], "--log-level", "error")
+        self.pids = {
+            "queue Redis": self.queue.pid,
+            "wire Redis": self.wire.pid,
+            "bookkeeper": bookkeeper.pid,
+            "Flower": flower.pid,
         }
-        client = cleanup.enter_context(closing(connect(TaskSettings(broker_url=queue.url))))
-        register_profile(client, MODEL, PROFILE)
-        processes = Processes(lambda name, line: None)
-        cleanup.callback(processes.stop, ("flower", "bookkeeper"))
-        pids = {"queue": queue.pid, "wire": wire.pid}
-        for name in ("bookkeeper", "flower"):
-            child = processes.start(name, shardq_argv(name, *(["--port", "15555"] * (name == "flower"))), environment)
-            pids[name] = child.process.pid
-        host = Host(pids)
-        time.sleep(SETTLE_S)
-        host.look("at rest")
-        file = directory / "prompts.jsonl"
-        file.write_text("".join(prompts(num_jobs)), encoding="utf-8")
-        submit = shardq_argv("submit", str(file), "--model", MODEL)
-        subprocess.run(submit, env=child_environment(environment), check=True, stdout=sys.stderr)
-        time.sleep(SETTLE_S)
-        host.look(f"{num_jobs:,} queued")
-        taken = drain(host, client, queue.url, drain_s)
-        print(f"{taken:,} of {num_jobs:,} jobs were taken in {drain_s:.0f} s.\n\n{host.table()}")
+
+    def _start(self, cleanup: ExitStack, *arguments: str) -> subprocess.Popen[bytes]:
+        process = subprocess.Popen(shardq_argv(*arguments), env=self.environment)
+        cleanup.callback(process.wait)
+        cleanup.callback(process.terminate)
+        return process
+
+    @contextmanager
+    def watched(self) -> Iterator[Resident]:
+        """The most that was resident within the block."""
+        peak, over = Resident(), threading.Event()
+
+        def look() -> None:
+            while not over.wait(LOOK_S):
+                peak.raise_to({name: resident_of(pid) for name, pid in self.pids.items()})
+
+        thread = threading.Thread(target=look)
+        thread.start()
+        try:
+            yield peak
+        finally:
+            over.set()
+            thread.join()
+
+    def num_waiting(self) -> int:
+        """Messages that no head has taken."""
+        return queues.num_waiting(self.client, MODEL)
+
+    def num_done(self) -> int:
+        """Attempts whose outcome was published."""
+        return sum(1 for _ in self.client.scan_iter(keys.job("*"), count=1000))
+
+    def submit(self, file: Path) -> float:
+        """Megabytes that the command took at most."""
+        process = subprocess.Popen(
+            shardq_argv("submit", str(file), "--model", MODEL), env=self.environment, stdout=subprocess.DEVNULL
+        )
+        most = 0.0
+        while process.poll() is None:
+            most = max(most, resident_of(process.pid)[0])
+            time.sleep(LOOK_S)
+        if process.returncode:
+            sys.exit("the jobs could not be submitted")
+        return most
+
+    def look_at_the_dashboard(self) -> None:
+        """As an open page does, every now and then."""
+        with urllib.request.urlopen(f"{self.flower_url}/{_DATATABLE}", timeout=30) as reply:
+            reply.read()
 
 
-def main() -> None:
-    """Entry point."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--jobs", type=int, default=10_000)
-    parser.add_argument("--drain-s", type=float, default=60.0, help="seconds of draining (default: 60)")
-    options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as directory:
-        measure(options.jobs, options.drain_s, Path(directory))
+def measure(setup: Setup, directory: Path, say: Callable[[str], None]) -> tuple[dict[str, Resident], float]:
+    """The most that was resident in each phase, and what `shardq submit` took beside it."""
+    phases: dict[str, Resident] = {}
+    with ExitStack() as cleanup:
+        host = Host(directory, setup, cleanup)
+        _wait(lambda: _answers(host.flower_url))
+        with host.watched() as phases["at rest"]:
+            time.sleep(REST_S)
+        say("at rest")
+        write_prompts(directory / "prompts.jsonl", setup.jobs)
+        with host.watched() as phases["submitting"]:
+            submit_mb = host.submit(directory / "prompts.jsonl")
+            _wait(lambda: host.num_waiting() == setup.jobs)
+        say(f"{host.num_waiting():,} jobs are queued")
+        with host.watched() as phases["queued"]:
+            time.sleep(REST_S)
+        put_frames(host.wire.url)
+        with host.watched() as phases["draining"], fake_head(host):
+            _wait(lambda: _drained(host, setup.drain), timeout_s=1800)
+        say(f"{host.num_done():,} jobs are done")
+    return phases, submit_mb
+
+
+def _drained(host: Host, wanted: int) -> bool:
+    host.look_at_the_dashboard()
+    time.sleep(1.0)
+    return host.num_done() >= wanted
+
+
+@contextmanager
+def fake_head(host: Host) -> Iterator[None]:
+    """A head whose engine finishes 64 jobs at a time, each after a moment."""
+    arguments = ["-m", "tests.integration.fake_engine", host.queue.url, "0.05", "64", MODEL]
+    process = subprocess.Popen([sys.executable, *arguments], env=host.environment)
+    try:
+        yield
+    finally:
+        process.kill()
+        process.wait()
+
+
+def put_frames(url: str) -> None:
+    """Lay frames on the wire server."""
+    with redis.Redis.from_url(url, protocol=2) as client:
+        for number in range(FRAMES):
+            client.xadd(f"shardq:link:tail:1:{number}:up", {"frame": random.randbytes(FRAME_BYTES)}, id="1-0")
+
+
+def write_prompts(path: Path, lines: int) -> None:
+    """Prompts of 1 to 2 KB."""
+    rng = random.Random(1)
+    words = [word for word in Path(__file__).read_text(encoding="utf-8").split() if word.isalpha()]
+    with path.open("w", encoding="utf-8") as out:
+        for number in range(lines):
+            length = rng.randint(1000, 2000)
+            text = " ".join(rng.choices(words, k=length))[:length]
+            out.write(
+                json.dumps({"custom_id": f"job-{number}", "messages": [{"role": "user", "content": text}]}) + "\n"
+            )
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"{url}/healthcheck", timeout=5) as reply:
+            return bool(reply.status == 200)
+    except OSError:
+        return False
+
+
+def _wait(condition: Callable[[], bool], timeout_s: float = 300.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > deadline:
+            sys.exit("timed out")
+        time.sleep(0.1)
+
+
+def main() -> int:
+    """Print the figures; 1 if all processes together take more than wanted."""
+    parser = argparse.ArgumentParser(description="Measure the memory of the public host's processes.")
+    parser.add_argument("--jobs", type=int, default=Setup.jobs, help="jobs queued at once")
+    parser.add_argument("--drain", type=int, default=Setup.drain, help="jobs that a head finishes")
+    setup = Setup(**vars(parser.parse_args()))
+    with tempfile.TemporaryDirectory(prefix="shardq-host-") as directory:
+        phases, submit_mb = measure(setup, Path(directory), lambda text: print(text, file=sys.stderr))
+    print(f"{setup.jobs:,} jobs queued, {setup.drain:,} drained, {os.cpu_count()} cores, MB resident (PSS)\n")
+    print(table(phases))
+    most = max(phase.together_mb for phase in phases.values())
+    print(
+        f"\nmost together {most:.0f} MB (wanted: at most {WANTED_MB}); `shardq submit` beside them {submit_mb:.0f} MB"
+    )
+    return int(most > WANTED_MB)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

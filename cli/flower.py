@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import logging
+import os
 from typing import Any
 
 import click
 
+from cli.errors import CliError
 from cli.options import broker_option, insecure_option, log_option
 from cli.processes import die_with_parent
 
-#: jobs kept in memory, running or ended, unless told otherwise: 5,000 of them took 30 MB (`benchmarks.host`)
+log = logging.getLogger(__name__)
+
+#: jobs kept in memory, running or ended, unless told otherwise: 9,500 took 51 MB (`benchmarks.host`)
 MAX_TASKS = 10_000
 #: what the list of jobs shows: the name would be the same in every row
-COLUMNS = "uuid,args,state,result,runtime,started,worker"
+COLUMNS = "state,result,args,runtime,uuid,received,worker"
+#: seconds after which a front that fell silent is no longer listed: a head started elsewhere has fronts of other names
+PURGE_S = 3600
 #: requests that change something or read results, by Flower's handlers
 BLOCKED = (
     *("WorkerShutDown", "WorkerPoolRestart", "WorkerPoolGrow", "WorkerPoolShrink", "WorkerPoolAutoscale"),
@@ -50,15 +57,35 @@ def flower_command(port: int, address: str, max_tasks: int, url_prefix: str | No
     from tasks.connection import check_settings
     from tasks.settings import TaskSettings
 
-    check_settings(TaskSettings())
+    settings = TaskSettings()
+    check_settings(settings)
+    check_address(address, port)
     die_with_parent()
     from tasks.app import app
-    from tasks.watching import SilentControl, show_progress_as_started
+    from tasks.watching import ServedQueues, SilentControl, show_progress_as_started
 
+    app.conf.task_queues = ServedQueues(settings)
     app.control_cls = SilentControl
     show_progress_as_started()
     remove_blocked()
-    app.start(["flower", *_arguments(port, address, max_tasks, url_prefix)])
+    # its questions to workers are not sent, which is nothing to warn of
+    logging.getLogger("flower.inspector").setLevel(logging.ERROR)
+    log.info("the dashboard is at http://%s:%d/%s", address, port, (url_prefix or "").strip("/"))
+    app.start(["--quiet", "flower", *_arguments(port, address, max_tasks, url_prefix)])
+
+
+def check_address(address: str, port: int) -> None:
+    """Flower itself would end with a traceback. Raises CliError if the page cannot be there."""
+    from tornado.netutil import bind_sockets
+
+    try:
+        for sock in bind_sockets(port, address):
+            sock.close()
+    except OSError as error:
+        reason = error.strerror or error
+        raise CliError(
+            f"the page cannot be at {address}:{port}: {reason} (choose another --port or --address)"
+        ) from error
 
 
 def remove_blocked() -> None:
@@ -75,7 +102,7 @@ def _class_of(handler: Any) -> type[Any]:
 
 
 def _arguments(port: int, address: str, max_tasks: int, url_prefix: str | None) -> list[str]:
-    """Flower's own arguments; they win over its variables (`FLOWER_…`) and its file of settings."""
+    """Flower's own arguments; they win over its variables (`FLOWER_…`). Its file of settings is not read."""
     prefix = [f"--url_prefix={url_prefix.strip('/')}"] if url_prefix else []
     return [
         f"--address={address}",
@@ -86,5 +113,10 @@ def _arguments(port: int, address: str, max_tasks: int, url_prefix: str | None) 
         "--read_only=True",
         # heads send their events unasked
         "--enable_events=False",
+        "--natural_time=True",
+        f"--purge_offline_workers={PURGE_S}",
+        # else it sets a level and a form of its own
+        "--logging=none",
+        f"--conf={os.devnull}",
         *prefix,
     ]

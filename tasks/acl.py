@@ -105,8 +105,9 @@ def for_client() -> list[str]:
 
 
 def for_flower() -> list[str]:
-    """The dashboard sees events and lengths. Its buttons do nothing: it may not send control commands."""
+    """The dashboard sees events, served names and lengths. It may not send control commands."""
     return _rules(
+        Grant(("hkeys",), reads=[keys.MODELS]),
         # `shardq` is Celery's default queue, in which nothing ever stands
         Grant(("llen",), reads=[_ANY_QUEUE, "shardq", f"shardq{keys.SEPARATOR}[1-9]"]),
         Grant(("llen", "del", "exists"), keys=["celeryev.*"]),

@@ -95,6 +95,6 @@ class Publisher:
             # else the sender subscribes to each result
             ignore_result=True,
             # what Flower and the logs show; a prompt is nobody's business there
-            argsrepr=f"custom_id={task.custom_id} batch={task.batch} model={task.model}",
+            argsrepr=f"{task.custom_id} {task.batch} {task.model}",
             kwargsrepr="",
         )

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterator
 from typing import Any
 
+import redis
 from celery import states
 from celery.app.control import Control
 from celery.events.state import TASK_EVENT_TO_STATE
+
+from tasks import keys
+from tasks.app import model_queue
+from tasks.connection import connect
+from tasks.settings import TaskSettings
+
+log = logging.getLogger(__name__)
 
 
 class SilentControl(Control):  # type: ignore[misc]
@@ -14,6 +24,25 @@ class SilentControl(Control):  # type: ignore[misc]
 
     def broadcast(self, *args: Any, **options: Any) -> None:
         """Tell nobody anything."""
+
+
+class ServedQueues:
+    """The queues of the names that are served, asked for each time they are looped over.
+
+    For `app.conf.task_queues`: a name may be served for the first time long after the dashboard's start.
+    """
+
+    def __init__(self, settings: TaskSettings) -> None:
+        self._client = connect(settings)
+
+    def __iter__(self) -> Iterator[Any]:
+        try:
+            names: Any = self._client.hkeys(keys.MODELS)
+        except redis.RedisError as error:
+            log.warning("the served names cannot be read: %s", error)
+            return
+        for name in sorted(names):
+            yield model_queue(name.decode())
 
 
 def show_progress_as_started() -> None:

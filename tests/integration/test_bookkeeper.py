@@ -319,7 +319,7 @@ def test_the_publisher_shows_flower_who_but_not_what(office: Office) -> None:
     turn(office, office.bookkeeper())
     raw: Any = office.client.lindex(keys.queue(MODEL), 0)
     shown = json.loads(raw)["headers"]["argsrepr"]
-    assert shown == f"custom_id=c1 batch={batch} model={MODEL}"
+    assert shown == f"c1 {batch} {MODEL}"
     assert "secret" not in json.dumps(json.loads(raw)["headers"])
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+import re
 import socket
 import time
 import urllib.error
@@ -20,8 +21,10 @@ import redis
 from cli.processes import Processes, shardq_argv
 from tasks import keys
 from tasks.generation import FailureType, GenerationRequest, GenerationTask, StopReason
+from tasks.heads import register_profile
 from tasks.publish import Publication, Publisher
 from tasks.settings import TaskSettings
+from tests.bookkeeping import PROFILE
 from tests.browser import running_browser
 from tests.integration.fake_engine import AUTHKEY, HEAD, MODEL, FakeEngine, outcome_of
 from tests.redis_server import running_redis
@@ -35,6 +38,7 @@ EXPECTED = {
     "runs": ("STARTED", "tps=31.2 tokens=150"),
     "ends": ("SUCCESS", "{'tps': 31.46, 'tokens': 2, 'finish': 'stop'}"),
     "cancelled": ("REVOKED", "{'tps': 31.46, 'tokens': 2, 'finish': 'cancelled'}"),
+    "returns": ("RETRY", "handed back, waits in the queue again"),
     "fails": ("FAILURE", "{'tps': 31.46, 'tokens': 2, 'finish': 'out_of_memory'}"),
 }
 
@@ -64,7 +68,7 @@ class Dashboard:
     def jobs(self) -> dict[str, dict[str, Any]]:
         """The rows of the list of jobs by custom_id."""
         rows = json.loads(self.get("/tasks/datatable?draw=1&start=0&length=50&order[0][column]=0"))["data"]
-        return {row["args"].split()[0].removeprefix("custom_id="): row for row in rows if row["args"]}
+        return {row["args"].split()[0]: row for row in rows if row["args"]}
 
     def shows(self, expected: dict[str, tuple[str, str]]) -> bool:
         jobs = self.jobs()
@@ -100,13 +104,15 @@ def report(engine: FakeEngine) -> bool:
 
 
 def end_jobs(engine: FakeEngine) -> None:
-    """One succeeds, one is cancelled, one fails; another runs on."""
+    """One succeeds, one is cancelled, one fails, one goes back to the queue; another runs on."""
     now = time.time()
     cancelled = replace(outcome_of(task("cancelled"), now), finish_reason=None, stopped=StopReason.CANCELLED)
     failed = replace(outcome_of(task("fails"), now), finish_reason=None, failure=FailureType.OUT_OF_MEMORY)
     engine.server.finish("job-ends.0", outcome_of(task("ends"), now))
     engine.server.finish("job-cancelled.0", cancelled)
     engine.server.finish("job-fails.0", replace(failed, failure_message="no memory left"))
+    engine.server.set_consuming(False)
+    engine.server.hand_back("job-returns.0")
 
 
 def said_in(message: str) -> str:
@@ -132,6 +138,7 @@ def dashboard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dashboard]:
         channels = cleanup.enter_context(client.pubsub())
         channels.psubscribe("*")
         client.set(keys.head(HEAD), "alive")
+        register_profile(client, MODEL, PROFILE)
         with Publisher(TaskSettings(broker_url=server.url)) as publisher:
             publisher.publish(Publication(task(name)) for name in EXPECTED)
         engine.server.set_consuming(True)
@@ -151,7 +158,7 @@ def test_the_page_shows_a_running_jobs_rate_and_a_finished_jobs_result(dashboard
         page.wait_for_selector("td:has-text('tps=31.2 tokens=150')", timeout=10_000)
         if path := os.environ.get("SHARDQ_SCREENSHOT"):
             page.screenshot(path=path)
-        rows = {name: page.locator("tr", has_text=f"custom_id={name} ").inner_text() for name in EXPECTED}
+        rows = {name: page.locator("tr", has_text=f"{name} b-1 {MODEL}").inner_text() for name in EXPECTED}
     for name, (state, result) in EXPECTED.items():
         assert state in rows[name]
         assert result in rows[name]
@@ -166,8 +173,14 @@ def test_a_failed_job_says_why(dashboard: Dashboard) -> None:
 def test_no_prompt_and_no_text_is_in_any_event_or_page(dashboard: Dashboard) -> None:
     pages = [dashboard.get(f"/task/job-{name}.0") for name in EXPECTED]
     assert any("task-succeeded" in said and "job-ends.0" in said for said in dashboard.heard)
-    assert all("custom_id=" in page for page in pages)
+    assert all(f"{name} b-1 {MODEL}" in page for name, page in zip(EXPECTED, pages, strict=True))
     assert not [said for said in [*dashboard.heard, *pages] if SECRET in said or "text of job" in said]
+
+
+def test_the_queue_of_every_served_name_is_counted(dashboard: Dashboard) -> None:
+    cells = re.findall(r"<td[^>]*>\s*([^<\s]+)\s*</td>", dashboard.get("/broker"))
+    # the one that was handed back
+    assert dict(zip(cells[::2], cells[1::2], strict=True))[keys.queue(MODEL)] == "1"
 
 
 @pytest.mark.parametrize(

@@ -471,6 +471,19 @@ def test_flower_sees_rates_while_a_job_runs_and_at_its_end(server: Queue) -> Non
         assert seen("task-started")
 
 
+def test_remote_control_is_not_told_prompts(server: Queue) -> None:
+    server.publish(1)
+    with head(server, delay_s=None, count=1) as it:
+        it.consume()
+        wait_until(lambda: it.live() == 1)
+        told = make_app(server.settings).control.inspect(timeout=3.0, limit=1).active()
+        assert told is not None
+        (jobs,) = told.values()
+        assert [job["id"] for job in jobs] == ["job-1.0"]
+        assert "id-1" in str(jobs)
+        assert "prompt" not in str(jobs)
+
+
 def celery(server: Queue, *arguments: str) -> str:
     environment = {**os.environ, "SHARDQ_BROKER_URL": server.url}
     command = [sys.executable, "-m", "celery", "-A", "tasks.app", *arguments]

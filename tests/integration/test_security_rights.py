@@ -29,6 +29,7 @@ from tasks.reconciler import Reconciler
 from tasks.restorer import Restorer
 from tasks.settings import BookkeeperSettings
 from tasks.stopper import Stopper
+from tasks.watching import ServedQueues
 from tests.bookkeeping import PROFILE, head_info, outcome, submit
 from tests.secured_servers import HEAD_ID, MODEL, SecuredServers, secured_servers
 
@@ -64,6 +65,13 @@ def servers(running: SecuredServers) -> SecuredServers:
         admin.flushall()
     running.denied()
     return running
+
+
+def test_the_dashboard_may_ask_which_names_are_served(servers: SecuredServers) -> None:
+    with servers.queue.admin() as admin:
+        heads.register_profile(admin, MODEL, PROFILE)
+    assert [queue.name for queue in ServedQueues(settings_of(servers, "flower"))] == [keys.queue(MODEL)]
+    assert servers.denied() == []
 
 
 @pytest.fixture

@@ -27,6 +27,8 @@ EVENTS_S = 0.2
 MAX_EVENTS = 1000
 #: seconds that shutting down waits for outstanding acknowledgements
 DRAIN_S = 10.0
+#: what dashboards show of a job that waits in the queue once more
+HANDED_BACK = "handed back, waits in the queue again"
 #: seconds between two renewals of the claims on messages in flight: a quarter of `tasks.restorer.OVERDUE_S`
 REFRESH_S = 2.5
 
@@ -50,7 +52,19 @@ def request_class(settlements: Settlements) -> type[Any]:
             if not self.acknowledged:
                 self.acknowledged = True
                 settlements.settle(self.message, requeue=requeue)
-                self.send_event("task-rejected", requeue=requeue)
+                self._show_rejected(requeue)
+
+        def info(self, safe: bool = False) -> dict[str, Any]:
+            """What remote control is told: never the arguments themselves, which hold the prompt."""
+            told: dict[str, Any] = super().info(safe=True)
+            return told
+
+        def _show_rejected(self, requeue: bool) -> None:
+            if requeue:
+                # "rejected" would leave a started job as started in dashboards; after "retried" all else counts
+                self.send_event("task-retried", exception=HANDED_BACK, traceback=None, result=HANDED_BACK)
+            else:
+                self.send_event("task-rejected", requeue=False)
 
     return FrontRequest
 
