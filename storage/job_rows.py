@@ -21,7 +21,7 @@ PAGE = 200
 _LARGE = ("choices", "logprobs")
 _FIELDS = [name for name in JobRow.__slots__ if name not in _LARGE]
 _COLUMNS = [job.c[name] for name in _FIELDS]
-_STATE, _STOP_REASON, _TOKEN_IDS = map(_FIELDS.index, ("state", "stop_reason", "token_ids"))
+_STATE, _STOP_REASON, _TOKEN_IDS, _ROUNDS = map(_FIELDS.index, ("state", "stop_reason", "token_ids", "rounds_by_draft"))
 
 
 def read_rows(db: Database, *conditions: ColumnElement[bool], limit: int = PAGE) -> list[JobRow]:
@@ -67,4 +67,5 @@ def _job_row(row: Row[Any]) -> JobRow:
     values[_STATE] = JobState(values[_STATE])
     values[_STOP_REASON] = None if values[_STOP_REASON] is None else StopReason(values[_STOP_REASON])
     values[_TOKEN_IDS] = tuple(json.loads(values[_TOKEN_IDS] or "[]"))
+    values[_ROUNDS] = tuple(tuple(counts) for counts in json.loads(values[_ROUNDS] or "[]"))
     return JobRow(*values)

@@ -310,6 +310,8 @@ class JobRow:
     stop_reason: StopReason | None = None
     #: the job whose result this one has taken over
     reused_from: str | None = None
+    #: as in `OutcomeRow`
+    rounds_by_draft: tuple[tuple[int, ...], ...] = ()
     #: the completions after the first; `text`, `token_ids` and `finish_reason` are the first one's
     choices: tuple[ChoiceRow, ...] = ()
     #: as in `OutcomeRow`; None also where they were not read
