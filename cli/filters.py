@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import click
@@ -60,10 +61,8 @@ def _read_conditions(_: click.Context, __: click.Parameter, values: tuple[str, .
 def _read_since(_: click.Context, __: click.Parameter, value: str | None) -> float | None:
     if value is None:
         return None
-    try:
+    with suppress(DurationInvalid):
         return time.time() - seconds(value)
-    except DurationInvalid:
-        pass
     try:
         return moment_of(value)
     except (ValueError, OverflowError) as error:

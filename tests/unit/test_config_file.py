@@ -192,7 +192,7 @@ def test_every_setting_of_a_worker_can_stand_in_the_file(
 def test_every_default_is_a_value_that_the_file_may_hold() -> None:
     for setting in all_settings().values():
         if isinstance(setting.default, str | int | float):
-            setting.as_text(setting.default)
+            assert isinstance(setting.as_text(setting.default), str)
 
 
 def test_config_takes_the_commands_that_have_tables() -> None:
