@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from contextlib import closing
 
 from tasks import keys
@@ -20,8 +22,10 @@ def test_a_head_does_what_it_can_finish_by_then_leaves_the_rest_in_the_queue_and
 
     long = system.submit([{"prompt": f"{n} bottles", "max_tokens": 200} for n in range(6)])
     assert system.wait_ended("brief", timeout_s=60) == 0
-    taken = system.logs().count(" job taken ") - 3
-    assert 0 < taken <= 4, "each message that was on its way is given back once"
+    taken = Counter(re.findall(rf" job taken .*job={long}-(\d+)", system.logs()))
+    # another front may be about to take what this one gives back, once; what is given back does not go in circles
+    assert taken
+    assert max(taken.values()) <= 2
     assert {(job.attempt, job.head) for job in system.jobs(long)} == {(1, None)}
     with closing(connect(TaskSettings(broker_url=system.queue.url))) as client:
         assert sum(client.llen(name) for name in keys.ready(system.name)) == 6

@@ -204,6 +204,19 @@ def test_a_job_handed_back_is_delivered_anew(engine: Engine) -> None:
         assert engine.delivered.get(timeout=5).task_id == "job.1"
 
 
+def test_fronts_stop_taking_before_they_hear_that_a_job_is_handed_back(engine: Engine) -> None:
+    heard: list[bool] = []
+    front = EngineClient(engine.address, KEY, heard.append, lambda: None)
+    engine.server.set_consuming(True)
+    generation = front.submit(make_task())
+    engine.delivered.get(timeout=5)
+    engine.server.hand_back("job.1")
+    assert generation.next_event() == HandedBack("job.1")
+    assert heard[-2:] == [True, False]
+    assert not engine.server.consuming
+    front.close()
+
+
 def test_fronts_hear_whether_to_consume_when_they_join_and_when_it_changes(engine: Engine) -> None:
     heard: queue.Queue[bool] = queue.Queue()
     front = EngineClient(engine.address, KEY, heard.put, lambda: None)

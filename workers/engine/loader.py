@@ -27,6 +27,7 @@ from workers.engine.families import Family, family_of, shorten
 from workers.engine.quantization import Quantization, is_quantised, quantised, replace_linears
 from workers.engine.shard import Capacity, HeadShard, Mode, TailShard, WholeModel
 from workers.errors import ModelDamaged, ModelNotFound, ModelUnsupported, SplitInvalid
+from workers.memory import free_unused
 
 Attention = Literal["sdpa", "eager"]
 #: "dummy": random weights instead of the checkpoint's, see `workers.engine.dummy`
@@ -293,7 +294,10 @@ def fill(base: Any, tensors: Iterable[tuple[str, Tensor]], device: torch.device)
         place: nn.Parameter = base.get_parameter(name)
         checkpoint.check_shape(name, place.shape, tensor.shape)
         owner, _, own_name = name.rpartition(".")
-        parameter = quantised(place, tensor, device) if is_quantised(place) else nn.Parameter(tensor, False)
+        parameter = nn.Parameter(tensor, False)
+        if is_quantised(place):
+            parameter = quantised(place, tensor, device)
+            free_unused(device)  # quantising takes many times the tensor for a moment
         setattr(base.get_submodule(owner), own_name, parameter)
     for module in base.modules():
         for name, buffer in module.named_buffers(recurse=False):

@@ -132,7 +132,11 @@ class EngineServer:
             front.send(data)
 
     def hand_back(self, task_id: str) -> None:
-        """Give the task up: its message returns to the queue, its next delivery is a new one."""
+        """Give the task up: its message returns to the queue, its next delivery is a new one.
+
+        The fronts take nothing until `set_consuming` lets them again: they would take this message again at once.
+        """
+        self.set_consuming(False)
         self._send(self._registry.drop(task_id), HandedBack(task_id))
 
     def set_consuming(self, on: bool) -> None:
