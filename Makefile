@@ -56,11 +56,12 @@ test parity: export OMP_NUM_THREADS ?= 1
 test: $(STAMP) browser
 	$(BIN)/python -m pytest -m "not slow" -n 2 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
-# Tests of pages need a Chromium: CI fails without one, so that it gets one here; elsewhere those tests are skipped.
+# Tests of pages need a Chromium, and that of the proxy nginx: CI fails without, so that it gets them here; elsewhere
+# those tests are skipped.
 browser:
 	@if test "$$CI" = true && test "$$(id -u)" = 0 && command -v apt-get >/dev/null \
 		&& test -z "$(BROWSER)"; then \
-		apt-get update && apt-get install -y --no-install-recommends chromium fonts-dejavu-core; \
+		apt-get update && apt-get install -y --no-install-recommends chromium fonts-dejavu-core nginx-light; \
 	elif test -z "$(BROWSER)"; then \
 		echo "no Chromium found: tests of pages need one (apt-get install chromium, or SHARDQ_CHROMIUM=/path/to/it)"; fi
 

@@ -105,7 +105,8 @@ def files(plan: ServerPlan) -> Iterator[File]:
     if plan.certificates.authority is not None:
         yield File("ca/ca.crt", plan.certificates.authority, 0o644)
     password = secrets.token_urlsafe(PASSWORD_BYTES)
-    yield _text("web/nginx.conf", nginx_conf(plan.web_port, ipv6=":" in plan.host), 0o644)
+    nginx = nginx_conf(plan.web_port, ipv6=":" in plan.host, of_root=os.getuid() == 0)
+    yield _text("web/nginx.conf", nginx, 0o644)
     yield _text("web/users", [password_line(password)])
     yield _text("web/password", [password])
     yield _text("compose.env", _compose_variables(plan), 0o644)

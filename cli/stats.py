@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -95,10 +96,10 @@ def _print(row: BatchRow, figures: BatchFigures, spread: Distribution) -> None:
 
 
 def _lines(row: BatchRow, figures: BatchFigures, spread: Distribution) -> dict[str, str]:
-    counts = row.counts
+    states = {name: number for name, number in asdict(row.counts).items() if number}
     lines = {
         "batch": row.id + (f" ({row.name})" if row.name else ""),
-        "jobs": f"{counted(counts.total, 'job')}, {counts.completed:,} completed, {row.status}",
+        "jobs": f"{counted(row.counts.total, 'job')}: {_listed(states)}",
         "wall time": duration(figures.wall_s),
         "tokens": f"{figures.prompt_tokens:,} prompt ({figures.cached_tokens:,} cached), "
         f"{figures.completion_tokens:,} completion",
@@ -106,14 +107,14 @@ def _lines(row: BatchRow, figures: BatchFigures, spread: Distribution) -> dict[s
         "rounds": f"{figures.rounds:,}: {figure(figures.tokens_per_round, 2)} tokens per round, "
         f"{percent(figures.accepted, figures.drafted)} of {figures.drafted:,} drafted tokens accepted",
         "wire": f"{size(figures.wire_bytes_up)} up, {size(figures.wire_bytes_down)} down",
-        "ends": _listed(spread.finish_reasons),
+        "texts end by": _listed(spread.finish_reasons),
         "errors": _listed(spread.errors),
         "reused": f"{figures.reused:,} stored results of earlier jobs" if figures.reused else "",
     }
     return {name: text for name, text in lines.items() if text}
 
 
-def _listed(counts: Any) -> str:
+def _listed(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{number:,} {name}" for name, number in counts.items())
 
 

@@ -20,13 +20,15 @@ def password_line(password: str) -> str:
     return f"{WEB_USER}:{{SSHA}}{base64.b64encode(digest + salt).decode()}"
 
 
-def nginx_conf(port: int, *, ipv6: bool) -> list[str]:
+def nginx_conf(port: int, *, ipv6: bool, of_root: bool) -> list[str]:
     """For nginx from 1.18; `ipv6`: listen there, too, which a host without it refuses.
 
-    It needs no right but to read its files, and writes to /tmp only.
+    `of_root`: the files are root's to read, and workers of another user, as by default, could not. It needs no right
+    but to read its files, and writes to /tmp only.
     """
     return [
         "# Start it as the owner of this directory: nginx -c DIR/web/nginx.conf",
+        *(["user root;"] if of_root else []),
         "worker_processes 1;",
         "daemon off;",
         "pid /tmp/nginx.pid;",

@@ -41,5 +41,7 @@ def _targets(plane: Plane, values: Sequence[float], width_s: float, unit: str) -
 
 
 def duration_short(seconds: float) -> str:
-    """A duration, with a fraction where it is short."""
+    """A duration, with a fraction where it is short: `0s`, `68ms`, `6.8s`, `3m05s`."""
+    if 0 < seconds < 0.9995:
+        return f"{1000 * seconds:.{2 if seconds < 0.01 else 3}g}ms"
     return f"{seconds:.3g}s" if seconds < 10 else duration(seconds)

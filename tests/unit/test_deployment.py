@@ -103,12 +103,25 @@ def test_the_proxy_asks_for_the_password_that_was_made_and_goes_where_the_pages_
     assert len(password) >= 43
 
 
-def test_compose_accepts_the_file(server: Path) -> None:
-    command = shutil.which("docker-compose")
+def compose() -> list[str] | None:
+    """How compose is called here: as a plugin, or as a program of its own."""
+    for command in (["docker", "compose"], ["docker-compose"]):
+        if shutil.which(command[0]) and subprocess.run([*command, "version"], capture_output=True).returncode == 0:
+            return command
+    return None
+
+
+@pytest.mark.parametrize("profile", ["server", "client", "head", "tail"])
+def test_compose_accepts_the_file_and_each_profile_alone(server: Path, profile: str) -> None:
+    command = compose()
     if command is None:
-        pytest.skip("no docker-compose here")
+        pytest.skip("no docker compose here")
     environment = {**os.environ, "SHARDQ_WORKER_DIR": str(server / "env")}
-    argv = [command, "--env-file", str(server / "compose.env"), "config"]
+    argv = [*command, "--env-file", str(server / "compose.env"), "--profile", profile, "config"]
     done = subprocess.run(argv, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
-    assert yaml.safe_load(done.stdout)["services"]["queue"]["mem_limit"]
+    services = yaml.safe_load(done.stdout)["services"]
+    wanted = {name for name, service in SERVICES.items() if service["profiles"] == [profile]}
+    assert wanted <= set(services)
+    if profile == "server":
+        assert services["queue"]["mem_limit"]

@@ -1,4 +1,4 @@
-"""Cancel, expiry, retry, urgency, fairness and stored results, through real processes."""
+"""Cancel, expiry, retry, followers, urgency, fairness and stored results, through real processes."""
 
 from __future__ import annotations
 
@@ -230,6 +230,21 @@ def test_a_line_with_a_deadline_of_its_own_expires_alone(steady: System) -> None
     assert (jobs["late"].state, jobs["late"].error_type) == (JobState.EXPIRED, "deadline_exceeded")
     assert (jobs["fine"].state, jobs["fine"].completion_tokens) == (JobState.COMPLETED, 600)
     assert batch_of(steady, batch).status is BatchStatus.COMPLETED
+
+
+def test_a_follower_gets_the_whole_text_once_although_the_head_is_killed(steady: System) -> None:
+    batch = steady.submit([long("followed", 1000)])
+    wait_writing(steady, 1)
+    follower = follow(steady, f"{batch}-1")
+    assert follower.stdout is not None
+    first = json.loads(follower.stdout.readline())
+    steady.kill_head()
+    start_head(steady)
+    pieces = [first, *map(json.loads, follower.communicate(timeout=LONG_S)[0].splitlines())]
+    job = jobs_of(steady, batch)["followed"]
+    assert (job.state, job.completion_tokens, follower.returncode) == (JobState.COMPLETED, 1000, ExitCode.OK)
+    assert "".join(piece.get("text", "") for piece in pieces) == job.text
+    assert len(first["text"]) < len(job.text or "")
 
 
 def finished(jobs: list[JobRow]) -> list[float]:
