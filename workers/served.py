@@ -11,7 +11,7 @@ import torch
 
 from relay.profile import Profile
 from workers.engine.fingerprint import fingerprint
-from workers.engine.loader import LoadFormat, load_head, load_tail
+from workers.engine.loader import LoadFormat, LoadOptions, load_head, load_tail
 from workers.engine.shard import HeadShard, TailShard
 from workers.engine.source import Part, resolve
 from workers.errors import DeviceUnavailable, ModelUnsupported
@@ -72,43 +72,31 @@ class ServedModel:
         """The first half, with a cache of `slots` slots."""
         log.info("loading layers 0 to %d of %s", self.split - 1, self.directory)
         with memory_watched(torch.device(self.device)):
-            return load_head(
-                self.directory,
-                self.split,
-                dtype=self.profile.dtype,
-                device=self.device,
-                slots=slots,
-                max_length=self.profile.context,
-                max_query=max_query,
-                quantization=self.quantization,
-                load_format=self.load_format,
-                graphs=self.graphs,
-                exact=self.profile.deterministic,
-            )
+            return load_head(self.directory, self.split, **self._options(slots, max_query))
 
     def load_tail(self, *, slots: int, max_query: int, embedding: torch.Tensor | None = None) -> TailShard:
         """The second half, with a cache of `slots` slots; `embedding` as in `workers.engine.loader.load_tail`."""
         log.info("loading layers %d to %d of %s", self.split, self.num_layers - 1, self.directory)
         with memory_watched(torch.device(self.device)):
-            return load_tail(
-                self.directory,
-                self.split,
-                dtype=self.profile.dtype,
-                device=self.device,
-                slots=slots,
-                max_length=self.profile.context,
-                max_query=max_query,
-                quantization=self.quantization,
-                load_format=self.load_format,
-                graphs=self.graphs,
-                exact=self.profile.deterministic,
-                embedding=embedding,
-            )
+            return load_tail(self.directory, self.split, embedding, **self._options(slots, max_query))
 
     def load_whole(self, *, slots: int, max_query: int) -> tuple[HeadShard, TailShard]:
         """Both halves; embeddings that are tied to the LM head are held once."""
         head = self.load_head(slots=slots, max_query=max_query)
         return head, self.load_tail(slots=slots, max_query=max_query, embedding=head.embedding)
+
+    def _options(self, slots: int, max_query: int) -> LoadOptions:
+        return LoadOptions(
+            slots=slots,
+            max_length=self.profile.context,
+            max_query=max_query,
+            dtype=self.profile.dtype,
+            device=self.device,
+            quantization=self.quantization,
+            load_format=self.load_format,
+            graphs=self.graphs,
+            exact=self.profile.deterministic,
+        )
 
 
 def check_device(name: str) -> None:

@@ -219,7 +219,7 @@ def test_one_failed_choice_fails_the_task_and_no_other(halves: Halves) -> None:
     with bench(halves, SLOTS) as at:
         at.bring([bad, good])
         at.turn(8)
-        second = at.engine._ensembles[bad.task_id].jobs[1]
+        second = at.engine._roster._tasks[bad.task_id].jobs[1]
         (slot,) = [slot for slot in at.engine._scheduler.live() if slot.job is second]
         at.engine._voided(slot, VoidReason.BOUNDS)
         finished = at.work(2)

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NotRequired, TypedDict, Unpack
 
 import torch
 from accelerate import init_empty_weights
@@ -40,55 +40,43 @@ _ONE_AT_A_TIME = threading.Lock()
 LAYER = re.compile(r"layers\.(\d+)\.(.+)")
 
 
-def load_head(
-    directory: Path | str,
-    split: int,
-    *,
-    dtype: torch.dtype | str = torch.float32,
-    device: torch.device | str = "cpu",
-    slots: int,
-    max_length: int,
-    max_query: int,
-    attention: Attention | None = None,
-    graphs: bool = False,
-    exact: bool = False,
-    load_format: LoadFormat = "auto",
-    quantization: Quantization = "none",
-) -> HeadShard:
-    """Embeddings and layers [0, split). Errors: ModelNotFound, ModelUnsupported, ModelDamaged, SplitInvalid.
+class LoadOptions(TypedDict):
+    """How a half is loaded: what `load_head`, `load_tail` and `load_whole` have in common."""
 
-    `attention` None takes the fastest implementation that is right for the family. `graphs` records computations once
-    per shape; `exact` see `Mode`.
-    """
-    capacity, mode = Capacity(slots, max_length, max_query), Mode(graphs, exact)
-    plan = _plan(directory, dtype, device, capacity, attention, mode, load_format, quantization)
+    slots: int
+    #: positions a slot can hold, and most query tokens a row: see `Capacity`
+    max_length: int
+    max_query: int
+    #: float32 by default
+    dtype: NotRequired[torch.dtype | str]
+    #: the CPU by default
+    device: NotRequired[torch.device | str]
+    #: None, the default, takes the fastest implementation that is right for the family
+    attention: NotRequired[Attention | None]
+    #: see `Mode`
+    graphs: NotRequired[bool]
+    exact: NotRequired[bool]
+    load_format: NotRequired[LoadFormat]
+    quantization: NotRequired[Quantization]
+
+
+def load_head(directory: Path | str, split: int, **options: Unpack[LoadOptions]) -> HeadShard:
+    """Embeddings and layers [0, split). Errors: ModelNotFound, ModelUnsupported, ModelDamaged, SplitInvalid."""
+    plan = _plan(directory, options)
     check_split(split, plan.config.num_hidden_layers)
     base, short = _load_base(plan, 0, split, embeddings=True, final_norm=False)
     return HeadShard(base, short, plan.family, plan.capacity, eager=plan.eager, mode=plan.mode)
 
 
 def load_tail(
-    directory: Path | str,
-    split: int,
-    *,
-    dtype: torch.dtype | str = torch.float32,
-    device: torch.device | str = "cpu",
-    slots: int,
-    max_length: int,
-    max_query: int,
-    attention: Attention | None = None,
-    graphs: bool = False,
-    exact: bool = False,
-    load_format: LoadFormat = "auto",
-    quantization: Quantization = "none",
-    embedding: Tensor | None = None,
+    directory: Path | str, split: int, embedding: Tensor | None = None, **options: Unpack[LoadOptions]
 ) -> TailShard:
     """Layers [split, L), final norm and LM head; no embeddings, unless tied ones serve as LM head.
 
-    `embedding`: the head's, if it is in this process: tied ones are shared with it, not read again.
+    `embedding`: the head's, if it is in this process: tied ones are shared with it, not read again. Errors as
+    `load_head`.
     """
-    capacity, mode = Capacity(slots, max_length, max_query), Mode(graphs, exact)
-    plan = _plan(directory, dtype, device, capacity, attention, mode, load_format, quantization)
+    plan = _plan(directory, options)
     check_split(split, plan.config.num_hidden_layers)
     base, short = _load_base(plan, split, plan.config.num_hidden_layers, embeddings=False, final_norm=True)
     if plan.family.embedding_scale is not None:
@@ -98,23 +86,9 @@ def load_tail(
     )
 
 
-def load_whole(
-    directory: Path | str,
-    *,
-    dtype: torch.dtype | str = torch.float32,
-    device: torch.device | str = "cpu",
-    slots: int,
-    max_length: int,
-    max_query: int,
-    attention: Attention | None = None,
-    graphs: bool = False,
-    exact: bool = False,
-    load_format: LoadFormat = "auto",
-    quantization: Quantization = "none",
-) -> WholeModel:
-    """All layers with embeddings and LM head: a drafter, or a model that fits one machine."""
-    capacity, mode = Capacity(slots, max_length, max_query), Mode(graphs, exact)
-    plan = _plan(directory, dtype, device, capacity, attention, mode, load_format, quantization)
+def load_whole(directory: Path | str, **options: Unpack[LoadOptions]) -> WholeModel:
+    """All layers with embeddings and LM head: a drafter, or a model that fits one machine. Errors as `load_head`."""
+    plan = _plan(directory, options)
     base, short = _load_base(plan, 0, plan.config.num_hidden_layers, embeddings=True, final_norm=True)
     lm_head = _load_lm_head(plan, base.get_parameter(EMBEDDING))
     return WholeModel(base, lm_head, short, plan.family, plan.capacity, eager=plan.eager, mode=plan.mode)
@@ -173,20 +147,12 @@ class _Plan:
     quantization: Quantization
 
 
-def _plan(
-    directory: Path | str,
-    dtype: torch.dtype | str,
-    device: torch.device | str,
-    capacity: Capacity,
-    attention: Attention | None,
-    mode: Mode,
-    load_format: LoadFormat,
-    quantization: Quantization,
-) -> _Plan:
+def _plan(directory: Path | str, options: LoadOptions) -> _Plan:
     config = load_config(directory)
     family = family_of(config.model_type)
+    capacity = Capacity(options["slots"], options["max_length"], options["max_query"])
     _check_position_scaling(config, capacity)
-    dummy = DummyWeights(config) if load_format == "dummy" else None
+    dummy = DummyWeights(config) if options.get("load_format") == "dummy" else None
     files = dict.fromkeys(dummy.names, Path(directory)) if dummy else checkpoint.tensor_files(Path(directory))
     return _Plan(
         config=config,
@@ -194,12 +160,12 @@ def _plan(
         files=files,
         dummy=dummy,
         prefix=_text_prefix(files),
-        dtype=torch_dtype(dtype),
-        device=torch.device(device),
+        dtype=torch_dtype(options.get("dtype", torch.float32)),
+        device=torch.device(options.get("device", "cpu")),
         capacity=capacity,
-        eager=attends_eagerly(config, family, attention),
-        mode=mode,
-        quantization=quantization,
+        eager=attends_eagerly(config, family, options.get("attention")),
+        mode=Mode(options.get("graphs", False), options.get("exact", False)),
+        quantization=options.get("quantization", "none"),
     )
 
 

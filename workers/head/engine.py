@@ -10,22 +10,19 @@ import logging
 import time
 from collections import deque
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 
 from relay.messages import Accepted, Prefill, Round, Void, VoidReason
 from tasks.figures import HeadFigures
-from tasks.generation import FailureType, Outcome, StopReason
+from tasks.generation import FailureType, StopReason
 from workers.engine.shard import HeadShard
 from workers.errors import OutOfMemory
 from workers.head.allowance import Allowance
-from workers.head.closing import Closing
 from workers.head.costs import Costs
 from workers.head.courier import Answered, Courier
 from workers.head.drafters import Drafter
 from workers.head.drafting import Drafting, DraftingApart, DraftingHere, Pending
-from workers.head.ensemble import Ensemble
 from workers.head.forward import HeadForward
 from workers.head.gauge import HeadGauge
 from workers.head.jobs import Job
@@ -33,9 +30,9 @@ from workers.head.lanes import Lanes
 from workers.head.ledger import Rate
 from workers.head.options import EngineOptions
 from workers.head.prefilling import ChunkMaker, MadeChunk, together
+from workers.head.roster import Report, Roster, Source
 from workers.head.rounds import MadeRound, RoundMaker, draft_policy
 from workers.head.scheduler import Chunk, Scheduler
-from workers.head.shown import ShownTexts
 from workers.head.slots import NOTHING_HELD, HeadSlot
 from workers.head.timeline import Timeline
 from workers.head.trace import NoTrace, Trace
@@ -48,32 +45,9 @@ log = logging.getLogger(__name__)
 MAX_RESTARTS = 5
 #: how long a turn waits for a verdict or a job; only the checks between turns need it to end at all
 WAIT_S = 0.2
-#: least time between two progress reports of a job
-PROGRESS_EVERY_S = 2.0
 #: seconds between handing jobs back to be alone with a suspect and its beginning: their messages must be back in the
 #: queue before it may bring the engine down
 CLEARED_FOR_S = 0.5
-
-
-class Report(Protocol):
-    """Where an engine tells what became of jobs. Calls come from the engine's thread and must not block."""
-
-    def started(self, task_id: str) -> None: ...
-
-    def progress(self, task_id: str, num_tokens: int, tps: float | None) -> None: ...
-
-    def finish(self, task_id: str, outcome: Outcome) -> None: ...
-
-    def hand_back(self, task_id: str) -> None: ...
-
-
-class Source(Protocol):
-    """Where an engine takes its jobs from; see `workers.head.intake.Intake`."""
-
-    def take(self) -> Ensemble | Outcome | None: ...
-
-    @property
-    def num_waiting(self) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +71,7 @@ class HeadEngine:
         options: EngineOptions,
         trace: Trace | None = None,
     ) -> None:
-        self._source = source
-        self._report = report
+        self._roster = Roster(source, report, options.head_id, options.ends_at)
         self._options = options
         self._drafting = self._draft_by(drafter, options.drafts_apart_on)
         self._forward = HeadForward(shard, options.wire_dtype, hands_over=options.whole)
@@ -108,16 +81,12 @@ class HeadEngine:
         self._chunks = ChunkMaker(self._forward)
         self._scheduler = Scheduler(slots=options.slots, lanes=options.lanes, prefix_reuse=options.prefix_reuse)
         self._allowance = Allowance(options.slots)
-        self._closing = Closing(options.ends_at)
         self._lanes = Lanes(options.lanes, fixed=not options.adapt_lanes)
         self._uplink = Uplink(self._forward.bytes_per_token, options.prefill_chunk)
         self._timeline = Timeline(self._policy.costs, trace or NoTrace())
         self._courier: Courier | None = None
         #: whether this turn found something to send: then the next one may, too
         self._active = False
-        #: tasks that have not ended, by their ids
-        self._ensembles: dict[str, Ensemble] = {}
-        self._reported: dict[str, float] = {}
         self._rate = Rate()
         self._gauge = HeadGauge(options.drafter, options.lanes, shard.device)
         self._device = shard.device
@@ -128,7 +97,7 @@ class HeadEngine:
         #: `time.perf_counter` before which no job begins
         self._admits_from = 0.0
         #: the texts that somebody follows
-        self.shown = ShownTexts()
+        self.shown = self._roster.shown
 
     def _draft_by(self, drafter: Drafter, apart_on: str | None) -> Drafting:
         return DraftingHere(drafter) if apart_on is None else DraftingApart(drafter, apart_on, self.wake)
@@ -170,44 +139,42 @@ class HeadEngine:
 
         Called by `step`, and by the engine's thread while there is no link.
         """
-        for task_id in self.shown.asked():
-            if task_id in self._ensembles:
-                for number, job in enumerate(self._ensembles[task_id].jobs):
-                    self.shown.show(task_id, number, job.completion.text)
+        self._roster.show_asked()
         while self._stops:
             task_id, reason = self._stops.popleft()
             self._take_jobs()
-            if task_id in self._ensembles:
-                self._report.finish(task_id, self._withdraw(task_id).stopped(self._options.head_id, reason))
+            if task_id in self._roster:
+                self._withdraw(task_id)
+                self._roster.stop(task_id, reason)
 
     @property
     def wants_jobs(self) -> bool:
         """False while a suspect runs, or is the next to run, and after closing: what comes then is handed back."""
-        return not self._scheduler.has_suspect and not self._closing.closed
+        return not self._scheduler.has_suspect and self._roster.takes
 
     @property
     def has_closed(self) -> bool:
         """Whether too little time is left for any job, and none is live."""
-        return self._closing.closed and not self._ensembles and not self._source.num_waiting
+        return self._roster.has_closed
 
     def hand_back_waiting(self) -> None:
         """Give up the tasks that have not begun, so that another head may take them."""
         self._take_jobs()
-        self._hand_back([ensemble.task_id for ensemble in self._ensembles.values() if not ensemble.has_begun])
+        self._hand_back(self._roster.not_begun())
 
     def hand_back_all(self) -> None:
         """Give up every task, begun or waiting, so that another head may take it."""
         self._take_jobs()
-        self._hand_back(list(self._ensembles))
+        self._hand_back(self._roster.all())
 
     def _hand_back(self, task_ids: list[str]) -> None:
         for task_id in task_ids:
             self._withdraw(task_id)
-            self._report.hand_back(task_id)
+            self._roster.hand_back(task_id)
 
     def stats(self) -> EngineStats:
         """Jobs in slots and in line, and tokens/s over the last seconds."""
-        waiting = self._scheduler.num_waiting + self._source.num_waiting
+        waiting = self._scheduler.num_waiting + self._roster.num_coming
         return EngineStats(len(self._scheduler.live()), waiting, self._rate.per_s())
 
     def figures(self) -> HeadFigures:
@@ -230,9 +197,9 @@ class HeadEngine:
 
     def _admit(self) -> None:
         self._take_jobs()
-        self._close_in_time()
-        for task_id in self._scheduler.clear_for_suspect():
-            self._hand_back([task_id])
+        self._hand_back(self._roster.too_late())
+        if cleared := self._scheduler.clear_for_suspect():
+            self._hand_back(cleared)
             self._admits_from = time.perf_counter() + CLEARED_FOR_S
         if time.perf_counter() < self._admits_from:
             return
@@ -240,26 +207,12 @@ class HeadEngine:
             job = _job(slot)
             self._drafting.begin(slot.index)
             self._policy.begin(slot.index)
-            begins = job.begin(self._options.wire_dtype)
-            if begins and job is self._ensembles[job.task_id].jobs[0]:
+            if job.begin(self._options.wire_dtype) and self._roster.began(job):
                 self._gauge.began(job.num_prompt)
-                self._report.started(job.task_id)
-
-    def _close_in_time(self) -> None:
-        """Hand back what has not begun, once one of these could not be finished any more."""
-        waiting = [ensemble for ensemble in self._ensembles.values() if not ensemble.has_begun]
-        if not all(self._closing.admits(ensemble.num_prompt, ensemble.max_tokens) for ensemble in waiting):
-            log.info("too little time is left for %d of the jobs taken: handed back", len(waiting))
-            self._hand_back([ensemble.task_id for ensemble in waiting])
 
     def _take_jobs(self) -> None:
-        while (arrived := self._source.take()) is not None:
-            if isinstance(arrived, Ensemble):
-                self._ensembles[arrived.task_id] = arrived
-                for job in arrived.jobs:
-                    self._scheduler.submit(job)
-            else:
-                self._report.finish(f"{arrived.job}.{arrived.attempt}", arrived)
+        for job in self._roster.take():
+            self._scheduler.submit(job)
 
     # -- draft and send ---------------------------------------------------------------------------------------
 
@@ -401,31 +354,14 @@ class HeadEngine:
         self._gauge.committed(kept, num_drafted, answer.accepted)
         slot.hold(len(job.tokens) - 1)
         self._rate.count(kept)
-        if self.shown.wants(job.task_id):
-            self.shown.show(job.task_id, self._ensembles[job.task_id].jobs.index(job), job.completion.text)
+        self._roster.committed(job)
         if reason is not None:
-            self._finish(slot)
+            self._roster.completed(self._vacate(slot))
         else:
             self._scheduler.decode(slot)
-            self._progress(job)
-
-    def _progress(self, job: Job) -> None:
-        now = time.perf_counter()
-        if now - self._reported.get(job.task_id, 0.0) >= PROGRESS_EVERY_S:
-            self._reported[job.task_id] = now
-            self._closing.measured(job.ledger.decode_tps())
-            figures = self._ensembles[job.task_id].figures()
-            self._report.progress(job.task_id, figures.num_tokens, figures.decode_tps())
+            self._roster.progressed(job)
 
     # -- ends -------------------------------------------------------------------------------------------------
-
-    def _finish(self, slot: HeadSlot) -> None:
-        """A text is complete; the task is with its last one."""
-        job = self._vacate(slot)
-        self._closing.measured(job.ledger.decode_tps())
-        task_id = job.task_id
-        if self._ensembles[task_id].is_complete:
-            self._report.finish(task_id, self._withdraw(task_id).completed(self._options.head_id))
 
     def _voided(self, slot: HeadSlot, reason: VoidReason) -> None:
         """A row was not applied: prefill the job again, or fail it where that cannot help."""
@@ -472,15 +408,14 @@ class HeadEngine:
 
     def _fail(self, slot: HeadSlot, failure: FailureType, message: str) -> None:
         task_id = _job(slot).task_id
-        self._report.finish(task_id, self._withdraw(task_id).failed(self._options.head_id, failure, message))
+        self._withdraw(task_id)
+        self._roster.fail(task_id, failure, message)
 
-    def _withdraw(self, task_id: str) -> Ensemble:
-        """Take a task's jobs out of slots and line."""
+    def _withdraw(self, task_id: str) -> None:
+        """Take a task's jobs out of slots and line: it leaves the roster."""
         for slot in self._scheduler.holding(task_id):
             self._vacate(slot)
         self._scheduler.withdraw(task_id)
-        self._reported.pop(task_id, None)
-        return self._ensembles.pop(task_id)
 
     def _vacate(self, slot: HeadSlot) -> Job:
         if slot.awaited:  # values that are no numbers would have shown in the answers that nobody will look at now
