@@ -6,12 +6,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from cli.batches import batch_json, print_batch
 from cli.database import exit_code
 from cli.errors import ExitCode
-from cli.jobs import batch_json, print_batch
 from cli.output import note, print_json
 from cli.reasons import look_around, why_nothing_moves
-from cli.results import write_results
+from cli.result_files import write_results
 from cli.watch import make_display, watch
 from storage.batches import get_batch
 from storage.database import Database

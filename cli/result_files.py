@@ -16,8 +16,10 @@ from typing import Any, TextIO
 from cli.errors import CliError
 from cli.output import counted, figure, first_words, percent, print_table, state
 from storage.columns import JOB_COLUMNS, Kind
+from storage.database import Database
+from storage.jobs import iterate_results
 from storage.records import JobRow
-from storage.states import JobState
+from storage.states import TERMINAL_STATES, JobState
 from tasks.openai_results import error_of, result_line
 
 #: not a column of the database, but of the results
@@ -200,3 +202,9 @@ _WRITERS: dict[str, Callable[[Iterable[JobRow], TextIO, Sequence[str]], None]] =
     "csv": write_csv,
     "table": write_table,
 }
+
+
+def write_results(database: Database, batch_id: str, path: Path) -> None:
+    """All results of a batch into a file, in the format that its name asks for. Raises CliError."""
+    form = format_of(path)
+    Format(form).write(iterate_results(database, batch_id, states=TERMINAL_STATES, logprobs=form == "jsonl"), path)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cli.charts.axes import round_duration
+from cli.report.charts.axes import round_duration
 from storage.batches import add_jobs, begin_submission, publish_batch
 from storage.outcomes import record_outcomes
 from storage.records import NewBatch, NewJob

@@ -224,7 +224,7 @@ def test_no_password_is_in_an_error_or_a_traceback(installation: Installation, t
             assert secret not in result.output, (case, command)
     # one that nobody foresaw
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("cli.models._show", lambda as_json: int(environment["SHARDQ_BROKER_URL"]))
+        patch.setattr("cli.commands.models._show", lambda as_json: int(environment["SHARDQ_BROKER_URL"]))
         result = Shardq(tmp_path, environment)("models")
     assert "Traceback" in result.output
     assert "invalid literal" in result.output

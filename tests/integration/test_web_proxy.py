@@ -17,7 +17,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from cli.web_proxy import FLOWER_PORT, METRICS_PORT, WEB_USER
+from cli.hosting.web_proxy import FLOWER_PORT, METRICS_PORT, WEB_USER
 from tests.cli_runner import Shardq
 from tests.secured_servers import free_port
 

@@ -12,11 +12,11 @@ from pathlib import Path
 import click
 import pytest
 
+from cli.commands.workers import head_command, tail_command, worker_arguments
 from cli.errors import ExitCode
 from cli.main import COMMANDS, shardq
 from cli.options import count_or_auto, given
 from cli.output import print_table, state
-from cli.workers import head_command, tail_command, worker_arguments
 from tests.cli_runner import Shardq, error_of
 from workers.settings import HeadSettings, TailSettings
 

@@ -15,8 +15,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from cli.catalogue import PROCESSES, all_settings, settings_of
+from cli.commands.config import COMMANDS
 from cli.config_file import ORIGIN_VARIABLE, apply, default_path, find, read
-from cli.configuration import COMMANDS
 from cli.errors import ExitCode
 from cli.main import shardq
 from cli.processes import child_environment

@@ -16,7 +16,7 @@ import click
 import pytest
 import yaml  # type: ignore[import-untyped]
 
-from cli.web_proxy import FLOWER_PORT, METRICS_PORT, WEB_USER
+from cli.hosting.web_proxy import FLOWER_PORT, METRICS_PORT, WEB_USER
 from tests.documents import ROOT, check_words
 from tests.secured_servers import init_server
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from cli.workers import head_command, tail_command
+from cli.commands.workers import head_command, tail_command
 
 NOTEBOOKS = Path(__file__).parents[2] / "deploy" / "kaggle"
 COMMANDS = {"head": head_command, "tail": tail_command}

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from cli.certificates import Certificates
-from cli.web_proxy import nginx_conf, password_line
+from cli.hosting.certificates import Certificates
+from cli.hosting.web_proxy import nginx_conf, password_line
 from relay import acl as wire_acl
 from tasks import acl as queue_acl
 

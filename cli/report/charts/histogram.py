@@ -6,10 +6,10 @@ import math
 from bisect import bisect_left
 from collections.abc import Sequence
 
-from cli.charts.area import duration_short
-from cli.charts.axes import Axis
-from cli.charts.bars import Bar, columns
-from cli.charts.element import Element
+from cli.report.charts.area import duration_short
+from cli.report.charts.axes import Axis
+from cli.report.charts.bars import Bar, columns
+from cli.report.charts.element import Element
 
 _NUM_BARS = 20
 #: the longest durations are put together if the longest is so many times the 99th percentile

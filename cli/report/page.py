@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from cli.charts.element import Element, element
 from cli.output import counted, duration, figure, moment, percent, size
-from cli.report_sections import sections
-from cli.report_style import STYLE
+from cli.report.charts.element import Element, element
+from cli.report.sections import sections
+from cli.report.style import STYLE
 from storage.records import BatchFigures, BatchRow
 from storage.series import BatchSeries
 

@@ -13,11 +13,11 @@ from typing import IO, Self
 
 import click
 
+from cli.batches import batch_json, print_batch
 from cli.database import exit_code, opened
 from cli.errors import CliError
 from cli.follow import follow
 from cli.input_file import check_input, open_input
-from cli.jobs import batch_json, print_batch
 from cli.options import json_option
 from cli.output import note, print_json
 from cli.packaged_model import NAME, find
@@ -34,7 +34,7 @@ from storage.records import BatchRow
 from tasks.openai_batch import Defaults
 
 #: the 16 prompts, part of the package
-PROMPTS = Path(__file__).parent / "prompts.jsonl"
+PROMPTS = Path(__file__).parent.parent / "prompts.jsonl"
 #: layers 0-14 in the head, 15-29 in the tail
 SPLIT = 15
 MAX_LENGTH = 512

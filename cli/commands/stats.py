@@ -8,8 +8,8 @@ from typing import Any
 
 import click
 
+from cli.batches import figures_json
 from cli.database import opened
-from cli.jobs import figures_json
 from cli.options import database_option, json_option
 from cli.output import counted, duration, figure, percent, print_json, print_table, size, warn
 from cli.where_time_went import TimeSpent, print_time_spent

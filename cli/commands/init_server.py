@@ -13,12 +13,12 @@ from typing import Any
 
 import click
 
-from cli import certificates
-from cli.certificates import Certificates
 from cli.errors import CliError
+from cli.hosting import certificates
+from cli.hosting.certificates import Certificates
+from cli.hosting.server_files import HeadName, ServerPlan, files, head_user, tail_user, write_files
+from cli.hosting.web_proxy import WEB_USER, password_file
 from cli.output import note
-from cli.server_files import HeadName, ServerPlan, files, head_user, tail_user, write_files
-from cli.web_proxy import WEB_USER, password_file
 
 #: no character that a key's pattern would read as more than itself
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")

@@ -9,12 +9,12 @@ from typing import Any, BinaryIO
 
 import click
 
+from cli.batches import batch_json
 from cli.database import opened
 from cli.durations import time_ahead
 from cli.errors import ExitCode, InputRefused
 from cli.follow import follow_to_end
 from cli.input_file import Check, ErrorSink, check_input, error_file, error_report, nowhere, open_input
-from cli.jobs import batch_json
 from cli.options import broker_option, database_option, insecure_option, json_option
 from cli.output import counted, moment, note, print_json, warn
 from cli.parameters import defaults_of, parameter_options

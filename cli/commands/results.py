@@ -16,9 +16,7 @@ from cli.options import database_option
 from cli.output import warn
 from cli.result_files import FORMATS, Format, format_of
 from storage.batches import get_batch
-from storage.database import Database
 from storage.filters import Condition, JobFilter
-from storage.jobs import iterate_results
 from storage.queries import find_jobs
 from storage.records import Counts, JobRow
 from storage.states import TERMINAL_STATES, JobState
@@ -117,9 +115,3 @@ def _without_errors(jobs: Iterable[JobRow], errors: Path | None, form: str) -> I
     for job in jobs:
         if job.state == JobState.COMPLETED or errors is None or form != "jsonl":
             yield job
-
-
-def write_results(database: Database, batch_id: str, path: Path) -> None:
-    """All results of a batch into a file, in the format that its name asks for. Raises CliError."""
-    form = format_of(path)
-    Format(form).write(iterate_results(database, batch_id, states=TERMINAL_STATES, logprobs=form == "jsonl"), path)

@@ -9,10 +9,10 @@ from dataclasses import asdict
 
 import click
 
+from cli.batches import batch_json
 from cli.database import opened
 from cli.errors import CliError, ExitCode
 from cli.follow import StallWatch, follow
-from cli.jobs import batch_json
 from cli.options import broker_option, database_option, insecure_option, json_option
 from cli.output import counted, note, print_json, warn
 from cli.references import batch_or_job

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from cli.charts.element import Element, element
+from cli.report.charts.element import Element, element
 
 #: user units of a chart; its text has 13, and 14 at the width of a telephone, where they are drawn smaller
 WIDTH, HEIGHT = 400.0, 210.0

@@ -14,12 +14,12 @@ from typing import Any
 import click
 from rich.text import Text
 
+from cli.commands.workers import head_options, model_options, worker_arguments
 from cli.output import console
 from cli.packaged_model import NAME, find
 from cli.processes import LineSink
 from cli.settings import CliSettings
 from cli.stack import Stack, StackOptions
-from cli.workers import head_options, model_options, worker_arguments
 
 #: colour of each process' name before its lines
 _STYLES = {"head": "cyan", "tail": "magenta", "bookkeeper": "green", "flower": "yellow", "model": "blue"}

@@ -11,7 +11,7 @@ from cli.database import opened
 from cli.errors import CliError
 from cli.options import database_option
 from cli.output import note
-from cli.report_page import page
+from cli.report.page import page
 from storage.batches import get_batch
 from storage.figures import batch_figures
 from storage.series import batch_series

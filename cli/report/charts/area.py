@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from cli.charts.axes import Axis, Plane, drawing, hover, short
-from cli.charts.element import Element, element
 from cli.output import duration
+from cli.report.charts.axes import Axis, Plane, drawing, hover, short
+from cli.report.charts.element import Element, element
 
 
 def area(title: str, values: Sequence[float], width_s: float, unit: str, color: str) -> Element:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 
-from cli.charts.area import area, duration_short
-from cli.charts.axes import Axis, whole_shares
-from cli.charts.bars import Bar, Named, columns, named_bars
-from cli.charts.element import Element, element
-from cli.charts.histogram import histogram
 from cli.output import NOTHING, figure, first_words
+from cli.report.charts.area import area, duration_short
+from cli.report.charts.axes import Axis, whole_shares
+from cli.report.charts.bars import Bar, Named, columns, named_bars
+from cli.report.charts.element import Element, element
+from cli.report.charts.histogram import histogram
 from storage.records import BatchFigures
 from storage.series import BatchSeries, ErrorKind, OverTime, SlowJob
 

@@ -6,11 +6,11 @@ from collections.abc import Collection
 
 import click
 
+from cli.batches import batch_json
 from cli.database import opened
 from cli.durations import time_ahead
 from cli.errors import CliError
 from cli.follow import follow_to_end
-from cli.jobs import batch_json
 from cli.options import broker_option, database_option, insecure_option, json_option
 from cli.output import counted, note, print_json, warn
 from cli.reasons import look_around, why_nothing_moves

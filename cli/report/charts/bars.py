@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from cli.charts.axes import WIDTH, Axis, Plane, drawing, hover
-from cli.charts.element import Element, element
+from cli.report.charts.axes import WIDTH, Axis, Plane, drawing, hover
+from cli.report.charts.element import Element, element
 
 #: user units of one named bar with its name
 _ROW = 40.0

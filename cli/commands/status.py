@@ -1,0 +1,108 @@
+"""`shardq status`: how far a batch is, how the system is, and why nothing moves."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import click
+
+from cli.batches import batch_json, print_batch, print_batches
+from cli.database import exit_code, opened
+from cli.options import broker_option, database_option, insecure_option, json_option
+from cli.output import duration, figure, print_json, print_table, state, warn
+from cli.reasons import System, look_around, why_nothing_moves
+from storage.batches import get_batch, list_batches
+from storage.database import Database
+from storage.figures import batch_figures
+from storage.jobs import open_models
+from storage.records import BatchRow
+from storage.states import BatchStatus
+
+#: batches that `status` without an argument shows
+RECENT = 10
+
+
+@click.command("status")
+@click.argument("batch", required=False)
+@json_option
+@database_option
+@broker_option
+@insecure_option
+@click.pass_context
+def status_command(ctx: click.Context, batch: str | None, as_json: bool) -> None:
+    """How far a batch is, or how the whole system is.
+
+    BATCH is an id, the beginning of one, or a name. Exit status: 0 if every job succeeded, 3 if one failed, was
+    cancelled or expired, 4 while jobs are open.
+
+    \b
+    shardq status
+    shardq status nightly --json
+    """
+    if batch is None:
+        _show_system(as_json)
+        return
+    with opened() as database:
+        row = get_batch(database, batch)
+        figures = batch_figures(database, row.id)
+        reasons = _reasons(database, row, look_around) if row.counts.num_open else []
+    if as_json:
+        print_json({**batch_json(row, figures), "obstacles": reasons})
+    else:
+        print_batch(row, figures)
+        for reason in reasons:
+            warn(reason)
+    ctx.exit(exit_code(row.counts))
+
+
+def _reasons(database: Database, row: BatchRow, system: Callable[[], System]) -> list[str]:
+    """Why an open batch does not move."""
+    if row.status == BatchStatus.VALIDATING:
+        return []
+    stopping = row.status == BatchStatus.CANCELLING
+    models = open_models(database, row.id)
+    return list(why_nothing_moves(system(), row.counts, stopping=stopping, models=models))
+
+
+def _show_system(as_json: bool) -> None:
+    with opened() as database:
+        rows = list_batches(database, limit=RECENT)
+        system = look_around()
+        open_rows = [row for row in rows if row.counts.num_open]
+        found = [reason for row in open_rows for reason in _reasons(database, row, lambda: system)]
+    reasons = list(dict.fromkeys(found))
+    if as_json:
+        print_json({"batches": [batch_json(row) for row in rows], **system.to_json(), "obstacles": reasons})
+        return
+    _print_system(system)
+    if rows:
+        print_batches(rows)
+    for reason in reasons if not system.problem else []:
+        warn(reason)
+
+
+def _print_system(system: System) -> None:
+    if system.problem:
+        warn(system.problem)
+        return
+    if not system.heads:
+        click.echo("no head is alive")
+        return
+    print_table(
+        ["HEAD", "MODEL", "PART", "STATE", "SLOTS", "RUNNING", "TOKENS/S", "UP"],
+        [
+            (
+                head.head_id,
+                head.model,
+                "whole" if head.whole else "half",
+                state("running" if head.consuming else "waiting for a tail"),
+                head.slots,
+                head.running,
+                figure(head.tokens_per_s),
+                duration(time.time() - head.started_at),
+            )
+            for head in system.heads
+        ],
+        numbers={"SLOTS", "RUNNING", "TOKENS/S", "UP"},
+    )
