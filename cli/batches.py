@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from cli.output import NOTHING, counted, duration, figure, moment, percent, print_table, state
-from storage.records import DEFAULT_PRIORITY, BatchFigures, BatchRow
+from storage.records import DEFAULT_PRIORITY, BatchFigures, BatchRow, Counts
 from storage.states import TERMINAL_STATUSES, BatchStatus
 from tasks.durations import shortest
 
@@ -37,12 +37,10 @@ def print_batches(rows: list[BatchRow]) -> None:
 
 def print_batch(row: BatchRow, figures: BatchFigures) -> None:
     """One batch with its counts and figures."""
-    counts = row.counts
-    jobs = ", ".join(f"{number} {name}" for name, number in asdict(counts).items() if number)
     lines = {
         "batch": row.id + (f" ({row.name})" if row.name else ""),
         "state": f"{row.status}{_what_that_means(row)}",
-        "jobs": f"{counts.total}: {jobs}" if jobs else "0",
+        "jobs": states(row.counts),
         "skipped lines": str(row.num_invalid_lines) if row.num_invalid_lines else None,
         "priority": str(row.priority) if row.priority != DEFAULT_PRIORITY else None,
         "reused": f"{figures.reused} stored results of earlier jobs" if figures.reused else None,
@@ -58,6 +56,12 @@ def print_batch(row: BatchRow, figures: BatchFigures) -> None:
     for name, text in lines.items():
         if text is not None:
             click.echo(f"{name:<14} {text}")
+
+
+def states(counts: Counts) -> str:
+    """How many jobs there are, and in which states."""
+    found = [f"{number:,} {name}" for name, number in asdict(counts).items() if number]
+    return found[0] if len(found) == 1 else f"{counts.total:,}: {', '.join(found)}" if found else "0"
 
 
 def _what_that_means(row: BatchRow) -> str:

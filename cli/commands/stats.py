@@ -8,10 +8,10 @@ from typing import Any
 
 import click
 
-from cli.batches import figures_json
+from cli.batches import figures_json, states
 from cli.database import opened
 from cli.options import database_option, json_option
-from cli.output import counted, duration, figure, percent, print_json, print_table, size, warn
+from cli.output import duration, figure, percent, print_json, print_table, size, warn
 from cli.where_time_went import TimeSpent, print_time_spent
 from storage.batches import get_batch
 from storage.figures import batch_figures
@@ -96,10 +96,9 @@ def _print(row: BatchRow, figures: BatchFigures, spread: Distribution) -> None:
 
 
 def _lines(row: BatchRow, figures: BatchFigures, spread: Distribution) -> dict[str, str]:
-    states = {name: number for name, number in asdict(row.counts).items() if number}
     lines = {
         "batch": row.id + (f" ({row.name})" if row.name else ""),
-        "jobs": f"{counted(row.counts.total, 'job')}: {_listed(states)}",
+        "jobs": states(row.counts),
         "wall time": duration(figures.wall_s),
         "tokens": f"{figures.prompt_tokens:,} prompt ({figures.cached_tokens:,} cached), "
         f"{figures.completion_tokens:,} completion",

@@ -44,7 +44,7 @@ def _over_time(title: str, series: OverTime | None) -> Element:
     if title == "Slots in use":
         note = "Jobs that had a slot, on all heads together; one with several completions is one."
         if series:
-            chart = area(title, series.jobs, series.width_s, "jobs", "tail")
+            chart = area(title, series.jobs, series.width_s, "jobs", "tail", whole=True)
     else:
         note = (
             "Each job's tokens, spread evenly from its first to its last, by the heads' clocks. Only jobs that ended."

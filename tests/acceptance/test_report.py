@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from cli.report.charts.axes import round_duration
+from cli.report.charts.area import duration_short
+from cli.report.charts.axes import Axis, round_duration
 from storage.batches import add_jobs, begin_submission, publish_batch
 from storage.outcomes import record_outcomes
 from storage.records import NewBatch, NewJob
@@ -177,6 +178,22 @@ def test_no_text_of_a_chart_is_tiny_or_cut_off_on_a_telephone(shown: Shown) -> N
 )
 def test_a_time_axis_has_marks_at_durations_people_count_in(rough: float, step: float) -> None:
     assert round_duration(rough) == pytest.approx(step)
+
+
+@pytest.mark.parametrize(
+    ("largest", "ticks"),
+    [(1, (0, 1)), (3, (0, 1, 2, 3)), (9, (0, 5, 10)), (30, (0, 10, 20, 30)), (95, (0, 25, 50, 75, 100))],
+)
+def test_what_is_counted_has_whole_marks(largest: int, ticks: tuple[int, ...]) -> None:
+    assert Axis.to(largest, "jobs", whole=True).ticks == pytest.approx(ticks)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0, "0s"), (0.00047, "0.47ms"), (0.0047, "4.7ms"), (0.0681, "68.1ms"), (0.9994, "999ms"), (0.9996, "1s")],
+)
+def test_short_times_are_in_milliseconds(seconds: float, text: str) -> None:
+    assert duration_short(seconds) == text
 
 
 def test_tokens_and_slots_over_time_add_up_to_the_jobs(shardq: Shardq) -> None:

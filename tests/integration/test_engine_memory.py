@@ -41,7 +41,10 @@ def measure(part: str, dtype: str, quantization: str) -> dict[str, int]:
     return measured
 
 
-@pytest.mark.parametrize(("part", "dtype"), [("head", "float32"), ("tail", "float32"), ("tail", "bfloat16")])
+@pytest.mark.parametrize(
+    ("part", "dtype"),
+    [("head", "float32"), ("tail", "float32"), pytest.param("tail", "bfloat16", marks=pytest.mark.slow)],
+)
 def test_peak_memory_grows_by_little_more_than_the_halfs_weights(part: str, dtype: str) -> None:
     measured = measure(part, dtype, "none")
     assert measured["weights"] > 100e6

@@ -9,10 +9,13 @@ from cli.report.charts.axes import Axis, Plane, drawing, hover, short
 from cli.report.charts.element import Element, element
 
 
-def area(title: str, values: Sequence[float], width_s: float, unit: str, color: str) -> Element:
-    """Steps over intervals of `width_s` from 0 on; `values` is not empty. `color` names a CSS variable."""
+def area(title: str, values: Sequence[float], width_s: float, unit: str, color: str, *, whole: bool = False) -> Element:
+    """Steps over intervals of `width_s` from 0 on; `values` is not empty. `color` names a CSS variable.
+
+    `whole`: the values are means of what is counted.
+    """
     across = Axis.until(width_s * len(values), "time since the first job began", duration_short)
-    plane = Plane(across, Axis.to(max(values), unit))
+    plane = Plane(across, Axis.to(max(values), unit, whole=whole))
     points = [f"M{plane.x(0):.1f} {plane.y(0):.1f}"]
     for index, value in enumerate(values):
         points.append(f"V{plane.y(value):.1f}H{plane.x((index + 1) * width_s):.1f}")

@@ -32,10 +32,14 @@ class Axis:
     write: Callable[[float], str]
 
     @classmethod
-    def to(cls, largest: float, label: str, write: Callable[[float], str] | None = None) -> Axis:
-        """An axis of round numbers that `largest` fits on."""
+    def to(
+        cls, largest: float, label: str, write: Callable[[float], str] | None = None, *, whole: bool = False
+    ) -> Axis:
+        """An axis of round numbers that `largest` fits on; of whole ones only, for what is counted."""
         largest = largest if largest > 0 else 1.0
         step = round_step(largest / _NUM_TICKS)
+        if whole and step % 1:
+            step = 1.0 if step < 1 else 2 * step  # 2.5
         number = math.ceil(largest / step - 1e-9)
         return cls(number * step, tuple(index * step for index in range(number + 1)), label, write or short)
 

@@ -42,7 +42,7 @@ def histogram(title: str, ascending: Sequence[float], color: str) -> Element:
         f"{len(ascending):,} jobs: median {duration_short(p50)}, 90% within {duration_short(p90)}, "
         f"99% within {duration_short(p99)}, longest {duration_short(largest)}."
     )
-    return columns(title, description, bars, across, Axis.to(max(counts), "jobs"), color, marks=marks)
+    return columns(title, description, bars, across, Axis.to(max(counts), "jobs", whole=True), color, marks=marks)
 
 
 def _between(index: int, width: float, largest: float) -> str:
