@@ -28,8 +28,8 @@ from cli.processes import child_environment, shardq_argv
 from relay.embedded import EmbeddedRedis
 from relay.profile import Profile
 from storage.database import Database
+from storage.job_records import OutcomeRow
 from storage.outcomes import record_outcomes
-from storage.records import OutcomeRow
 from storage.states import JobState
 from tasks import keys, queues
 from tasks.heads import register_profile

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from cli.output import NOTHING, counted, duration, figure, moment, percent, print_table, state
-from storage.records import DEFAULT_PRIORITY, BatchFigures, BatchRow, Counts
+from storage.batch_records import DEFAULT_PRIORITY, BatchFigures, BatchRow, Counts
 from storage.states import TERMINAL_STATUSES, BatchStatus
 from tasks.durations import shortest
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from cli.errors import ExitCode
+from storage.batch_records import Counts
 from storage.database import Database
-from storage.records import Counts
 from storage.settings import StorageSettings
 
 

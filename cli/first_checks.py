@@ -30,7 +30,9 @@ def check_tail(settings: TailSettings) -> None:
 def check_model_path(model: str) -> None:
     """Raise NotFound for a path that does not exist; anything else may be a hub id."""
     if model.startswith(("/", ".", "~")) and not Path(model).expanduser().exists():
-        raise NotFound(f"model {model} does not exist")
+        raise NotFound(
+            f"model {model} does not exist: name a directory, a GGUF file, or a repository as Qwen/Qwen2.5-7B-Instruct"
+        )
 
 
 def _check_queue(settings: HeadSettings) -> None:

@@ -13,10 +13,10 @@ from cli.output import note, print_json
 from cli.reasons import look_around, why_nothing_moves
 from cli.result_files import write_results
 from cli.watch import make_display, watch
+from storage.batch_records import BatchRow, Counts
 from storage.batches import get_batch
 from storage.database import Database
 from storage.figures import batch_figures
-from storage.records import BatchRow, Counts
 from tasks.connection import connect, translated
 from tasks.errors import TaskError
 from tasks.heads import live_heads

@@ -8,9 +8,10 @@ from collections.abc import Callable
 import redis
 
 from cli.reasons import look_around, why_nothing_moves
+from storage.batch_records import Counts
 from storage.database import Database
+from storage.job_records import JobRow
 from storage.jobs import get_job
-from storage.records import Counts, JobRow
 from storage.states import TERMINAL_STATES, JobState
 from tasks import following
 from tasks.connection import translated

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from cli.next_steps import with_next_step
-from storage.records import Counts
+from storage.batch_records import Counts
 from tasks import keys
 from tasks.connection import connect, translated
 from tasks.errors import TaskError

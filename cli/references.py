@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 
 from cli.errors import NotFound
+from storage.batch_records import BatchRow
 from storage.batches import get_batch
 from storage.database import Database
 from storage.errors import BatchAmbiguous, BatchNotFound
+from storage.job_records import JobRow
 from storage.jobs import get_job
-from storage.records import BatchRow, JobRow
 
 #: `<batch>-<line>`, perhaps with the attempt of a task id
 _JOB = re.compile(r"(?P<batch>.+)-(?P<line>[0-9]{1,9})(?:\.[0-9]+)?")

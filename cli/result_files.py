@@ -17,8 +17,8 @@ from cli.errors import CliError
 from cli.output import counted, figure, first_words, percent, print_table, state
 from storage.columns import JOB_COLUMNS, Kind
 from storage.database import Database
+from storage.job_records import JobRow
 from storage.jobs import iterate_results
-from storage.records import JobRow
 from storage.states import TERMINAL_STATES, JobState
 from tasks.openai_results import error_of, result_line
 
@@ -66,7 +66,7 @@ def replaced(path: Path) -> Iterator[Path]:
         yield temporary
         temporary.replace(path)
     except OSError as error:
-        raise CliError(f"cannot write {path}: {error.strerror or error}") from error
+        raise CliError(f"cannot write {path}: {error.strerror or error} (--output names another place)") from error
     finally:
         temporary.unlink(missing_ok=True)
 

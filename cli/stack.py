@@ -144,7 +144,9 @@ class Stack:
                 time.sleep(0.1)
         finally:
             client.close()
-        raise StackFailed(f"no head was ready within {timeout_s:.0f} s")
+        raise StackFailed(
+            f"no head was ready within {timeout_s:.0f} s: see what head and tail wrote, or ask `shardq doctor`"
+        )
 
     def check(self) -> None:
         """Raise StackFailed if a process ended by itself."""

@@ -11,10 +11,11 @@ from typing import BinaryIO
 from cli.errors import CliError, InputRefused
 from cli.input_file import Check, ErrorSink, digest, requests
 from cli.output import warn
+from storage.batch_records import DEFAULT_PRIORITY, BatchRow, NewBatch, Submission
 from storage.batches import add_jobs, begin_submission, discard_batch, get_batch, publish_batch
 from storage.database import Database
 from storage.errors import NameTaken, StorageError
-from storage.records import DEFAULT_PRIORITY, BatchRow, NewBatch, NewJob, Submission
+from storage.job_records import NewJob
 from storage.reuse import reuse_results
 from tasks.connection import connect, ping, translated
 from tasks.errors import QueueUnreachable

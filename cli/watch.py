@@ -17,9 +17,9 @@ from rich.text import Text
 
 from cli.manner import is_quiet
 from cli.output import console, duration, figure, style_of
+from storage.batch_records import Counts, Progress
 from storage.database import Database
 from storage.jobs import progress
-from storage.records import Counts, Progress
 from storage.states import TERMINAL_STATUSES, BatchStatus
 
 #: seconds between two looks at the database

@@ -10,6 +10,7 @@ from typing import Any
 from sqlalchemy import Connection, RowMapping, func, select
 from sqlalchemy.exc import IntegrityError
 
+from storage.batch_records import BatchRow, Counts, NewBatch, Submission
 from storage.database import Database
 from storage.endings import end_batches, move_batch
 from storage.errors import (
@@ -20,7 +21,7 @@ from storage.errors import (
     NameTaken,
     SubmissionSuperseded,
 )
-from storage.records import BatchRow, Counts, NewBatch, NewJob, Submission
+from storage.job_records import NewJob
 from storage.request_keys import request_key
 from storage.states import TERMINAL_STATUSES, BatchStatus, JobState
 from storage.tables import batch, job

@@ -10,8 +10,8 @@ from itertools import zip_longest
 from sqlalchemy import exists, func, select
 
 from storage.database import Database
+from storage.job_records import ChoiceRow, JobRow
 from storage.job_rows import PAGE, read_rows, with_large
-from storage.records import ChoiceRow, JobRow
 from storage.tables import job
 
 _a, _b = job.alias("a"), job.alias("b")

@@ -6,10 +6,10 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, RowMapping, func, select
 
+from storage.batch_records import BatchFigures
 from storage.batches import count_jobs
 from storage.database import Database
 from storage.errors import BatchNotFound
-from storage.records import BatchFigures
 from storage.tables import batch, job
 
 _SUMS = (

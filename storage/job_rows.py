@@ -10,7 +10,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Row, RowMapping, or_, select
 
 from storage.database import Database
-from storage.records import ChoiceRow, JobRow
+from storage.job_records import ChoiceRow, JobRow
 from storage.states import JobState, StopReason
 from storage.tables import job
 

@@ -15,11 +15,12 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Row, RowMapping, bindparam, case, exists, func, or_, select
 
+from storage.batch_records import Counts, Progress
 from storage.database import Database
 from storage.endings import end_batches, explanation, lock_batches_of
 from storage.errors import BatchNotFound, JobNotFound
+from storage.job_records import ClaimedJob, InFlightJob, JobRow, RunningJob, Window
 from storage.job_rows import read_rows, with_large
-from storage.records import ClaimedJob, Counts, InFlightJob, JobRow, Progress, RunningJob, Window
 from storage.states import FED_STATUSES, STOP_ENDS, TERMINAL_STATES, BatchStatus, JobState, states_before
 from storage.tables import IS_IN_FLIGHT, IS_WAITING, batch, job
 

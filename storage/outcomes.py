@@ -11,7 +11,7 @@ from sqlalchemy import Connection, Row, bindparam, select
 
 from storage.database import Database
 from storage.endings import end_batches, explanation, lock_batches_of
-from storage.records import OutcomeRow, Recorded
+from storage.job_records import OutcomeRow, Recorded
 from storage.served_models import profile_keys
 from storage.states import STOP_ENDS, TERMINAL_STATES, JobState
 from storage.tables import counter, job

@@ -9,8 +9,8 @@ from sqlalchemy import exists, select
 from storage.database import Database
 from storage.errors import JobNotFound
 from storage.filters import JobFilter
+from storage.job_records import JobRow
 from storage.job_rows import read_rows, with_large
-from storage.records import JobRow
 from storage.tables import batch, job
 
 

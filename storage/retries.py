@@ -9,7 +9,7 @@ from sqlalchemy import RowMapping, case, select
 
 from storage.database import Database
 from storage.errors import BatchIncomplete, BatchNotFound, BatchOpen
-from storage.records import OutcomeRow
+from storage.job_records import OutcomeRow
 from storage.states import BATCH_TRANSITIONS, RETRYABLE_STATES, TERMINAL_STATUSES, BatchStatus, JobState
 from storage.tables import batch, job
 

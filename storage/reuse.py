@@ -7,9 +7,9 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, bindparam, literal, select
 
+from storage.batch_records import Submission
 from storage.batches import check_ours
 from storage.database import Database
-from storage.records import Submission
 from storage.served_models import profile_keys
 from storage.states import JobState
 from storage.tables import IS_REUSABLE, IS_WAITING, job

@@ -74,7 +74,7 @@ class BatchSeries:
     #: seconds, ascending
     ttft_s: array[float]
     latency_s: array[float]
-    #: as in `storage.records.OutcomeRow`, summed over jobs
+    #: as in `storage.job_records.OutcomeRow`, summed over jobs
     rounds_by_draft: tuple[tuple[int, ...], ...]
     slowest: tuple[SlowJob, ...]
     errors: tuple[ErrorKind, ...]

@@ -4,15 +4,25 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection
+from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import Connection, select
 from sqlalchemy.dialects import postgresql, sqlite
 
 from storage.database import Database
-from storage.records import ModelRow
 from storage.request_keys import profile_key
 from storage.tables import model
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRow:
+    """A served model."""
+
+    name: str
+    #: the profile as plain JSON values
+    profile: dict[str, Any]
+    updated_at: float
 
 
 def upsert_model(db: Database, name: str, profile: dict[str, Any]) -> None:

@@ -21,7 +21,7 @@ from storage.endings import (
     move_batch,
 )
 from storage.errors import BatchEnded, BatchNotFound, JobNotFound
-from storage.records import PendingStop, Stopped
+from storage.job_records import PendingStop, Stopped
 from storage.states import (
     FED_STATUSES,
     IN_FLIGHT_STATES,

@@ -180,7 +180,7 @@ job = Table(
     Column("tail_s", Double),
     #: of the hidden states between head and tail
     Column("wire_dtype", String),
-    #: JSON: see `storage.records.OutcomeRow`
+    #: JSON: see `storage.job_records.OutcomeRow`
     Column("rounds_by_draft", Text),
     #: from `queued_at` to `started_at`; two clocks, so never less than 0
     Column("queue_s", Double),

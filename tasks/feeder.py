@@ -8,8 +8,8 @@ from collections import Counter
 import redis
 
 from storage.database import Database
+from storage.job_records import ClaimedJob
 from storage.jobs import claim_waiting, unclaim
-from storage.records import ClaimedJob
 from tasks import queues
 from tasks.connection import connect, translated
 from tasks.errors import QueueUnreachable

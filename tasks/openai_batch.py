@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any, BinaryIO, NoReturn, Self
 
-from storage.records import NewJob
+from storage.job_records import NewJob
 from tasks.durations import DurationInvalid, seconds
 from tasks.errors import ParameterInvalid
 from tasks.generation import GenerationRequest, plain_fields

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from storage.records import ChoiceRow, JobRow
+from storage.job_records import ChoiceRow, JobRow
 from storage.states import JobState, StopCode
 from tasks.errors import JobUnfinished
 from tasks.logprobs import TokenLogprob, unpack

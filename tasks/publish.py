@@ -10,7 +10,7 @@ from typing import Any
 
 from kombu.exceptions import KombuError
 
-from storage.records import ClaimedJob
+from storage.job_records import ClaimedJob
 from tasks import bell, keys
 from tasks.app import make_app, model_queue
 from tasks.connection import check_settings

@@ -19,8 +19,8 @@ from typing import Any
 import redis
 
 from storage.database import Database
+from storage.job_records import InFlightJob
 from storage.jobs import queued_or_running, reclaim, window
-from storage.records import InFlightJob
 from tasks import keys, queues
 from tasks.heads import known_heads, live_heads
 from tasks.publish import Publication, Publisher

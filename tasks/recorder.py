@@ -12,9 +12,9 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from storage.database import Database
+from storage.job_records import ChoiceRow, OutcomeRow, RunningJob
 from storage.jobs import mark_running
 from storage.outcomes import record_outcomes
-from storage.records import ChoiceRow, OutcomeRow, RunningJob
 from storage.states import JobState
 from tasks.errors import RecordInvalid
 from tasks.generation import Metrics, Outcome

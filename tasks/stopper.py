@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 import redis
 
 from storage.database import Database
-from storage.records import PendingStop
+from storage.job_records import PendingStop
 from storage.stops import expire_due, pending_stops, settle_stops
 from tasks import keys, queues, stops
 from tasks.connection import connect, translated

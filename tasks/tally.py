@@ -6,7 +6,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
 
-from storage.records import OutcomeRow
+from storage.job_records import OutcomeRow
 
 #: upper bounds in seconds of the histograms' buckets
 TTFT_BOUNDS_S = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)

@@ -13,9 +13,10 @@ import redis
 
 from relay.embedded import EmbeddedRedis
 from relay.profile import Profile
+from storage.batch_records import NewBatch
 from storage.batches import add_jobs, begin_submission, publish_batch
 from storage.database import Database
-from storage.records import NewBatch, NewJob
+from storage.job_records import NewJob
 from tasks.bookkeeper import Bookkeeper
 from tasks.connection import connect
 from tasks.generation import FinishReason, GenerationRequest, Metrics, Outcome

@@ -15,9 +15,9 @@ from cli.errors import ExitCode
 from cli.main import shardq
 from relay.profile import Profile
 from storage.database import Database
+from storage.job_records import JobRow, OutcomeRow, RunningJob
 from storage.jobs import iterate_results, mark_running
 from storage.outcomes import record_outcomes
-from storage.records import JobRow, OutcomeRow, RunningJob
 from storage.states import TERMINAL_STATES, JobState
 
 PROFILE = Profile("f" * 64, "float32", "none", "float32", False, 512)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 
+from storage.batch_records import NewBatch
 from storage.batches import add_jobs, begin_submission, publish_batch
 from storage.database import Database
+from storage.job_records import NewJob, OutcomeRow
 from storage.jobs import claim_waiting
 from storage.outcomes import record_outcomes
-from storage.records import NewBatch, NewJob, OutcomeRow
 from storage.states import JobState
 
 MODEL = "tiny"

@@ -16,11 +16,12 @@ from cli.follow import StallWatch, follow
 from cli.options import broker_option, database_option, insecure_option, json_option
 from cli.output import counted, note, print_json, warn
 from cli.references import batch_or_job
+from storage.batch_records import BatchRow, Counts
 from storage.batches import get_batch
 from storage.database import Database
 from storage.errors import BatchEnded
+from storage.job_records import JobRow, Stopped
 from storage.jobs import get_job
-from storage.records import BatchRow, Counts, JobRow, Stopped
 from storage.states import TERMINAL_STATES, BatchStatus, JobState
 from storage.stops import cancel_batch, cancel_job
 from tasks.connection import connect, translated

@@ -13,10 +13,11 @@ from cli.errors import CliError, ExitCode
 from cli.options import database_option, json_option
 from cli.output import NOTHING, counted, figure, print_json, print_table, warn
 from cli.speeds import speeds
+from storage.batch_records import BatchRow
 from storage.batches import get_batch
 from storage.comparison import Difference, first_difference, only_in, pairs, shared_key
 from storage.database import Database
-from storage.records import BatchRow, JobRow
+from storage.job_records import JobRow
 from storage.states import JobState
 
 #: characters shown before and after the first that differs

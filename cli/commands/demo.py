@@ -26,11 +26,11 @@ from cli.settings import CliSettings
 from cli.stack import Stack, StackOptions
 from cli.submission import Order, feed, served_models, write_batch
 from cli.ticker import Ticker
+from storage.batch_records import BatchRow
 from storage.batches import get_batch
 from storage.database import Database
 from storage.figures import batch_figures
 from storage.jobs import iterate_results
-from storage.records import BatchRow
 from tasks.openai_batch import Defaults
 
 #: the 16 prompts, part of the package

@@ -13,9 +13,10 @@ from cli.live_text import LiveText, stored_text
 from cli.options import broker_option, database_option, insecure_option, json_option
 from cli.output import note
 from cli.references import batch_or_job
+from storage.batch_records import BatchRow
 from storage.database import Database
+from storage.job_records import JobRow
 from storage.jobs import get_job
-from storage.records import BatchRow, JobRow
 from storage.states import TERMINAL_STATES, JobState
 from tasks.connection import connect
 from tasks.settings import TaskSettings

@@ -90,7 +90,7 @@ def forget(name: str, as_json: bool) -> None:
         known = forget_model(client, name)
     client.close()
     if not known:
-        raise NotFound(f"no model {name!r} is registered")
+        raise NotFound(f"no model {name!r} is registered: `shardq models` lists those that are")
     if as_json:
         print_json({"name": name, "forgotten": True})
     else:

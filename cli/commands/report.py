@@ -56,6 +56,6 @@ def _write(path: Path, content: bytes) -> None:
         temporary.write_bytes(content)
         temporary.replace(path)
     except OSError as error:
-        raise CliError(f"cannot write {path}: {error.strerror}") from error
+        raise CliError(f"cannot write {path}: {error.strerror} (--output names another place)") from error
     finally:
         temporary.unlink(missing_ok=True)

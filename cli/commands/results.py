@@ -15,10 +15,11 @@ from cli.filters import filter_options, read_columns
 from cli.options import database_option
 from cli.output import warn
 from cli.result_files import FORMATS, Format, format_of
+from storage.batch_records import Counts
 from storage.batches import get_batch
 from storage.filters import Condition, JobFilter
+from storage.job_records import JobRow
 from storage.queries import find_jobs
-from storage.records import Counts, JobRow
 from storage.states import TERMINAL_STATES, JobState
 
 #: states whose lines go into the error file

@@ -12,10 +12,10 @@ from cli.durations import age
 from cli.errors import CliError
 from cli.options import database_option, json_option
 from cli.output import counted, duration, note, print_json, size
+from storage.batch_records import BatchRow
 from storage.batches import get_batch
 from storage.database import Database
 from storage.errors import BatchOpen
-from storage.records import BatchRow
 from storage.retention import backup, delete_batch, ended_before, prune
 from storage.states import DELETABLE_STATUSES
 

@@ -15,10 +15,10 @@ from cli.options import broker_option, database_option, insecure_option, json_op
 from cli.output import counted, note, print_json, warn
 from cli.reasons import look_around, why_nothing_moves
 from cli.submission import feed
+from storage.batch_records import BatchRow
 from storage.batches import get_batch
 from storage.database import Database
 from storage.errors import BatchOpen
-from storage.records import BatchRow
 from storage.retries import retry_batch
 from storage.states import JobState
 

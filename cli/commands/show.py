@@ -14,8 +14,8 @@ from cli.options import database_option, json_option
 from cli.output import NOTHING, counted, figure, moment, percent, print_json, size
 from cli.references import batch_or_job
 from cli.where_time_went import TimeSpent, print_time_spent
+from storage.job_records import JobRow
 from storage.queries import request_of
-from storage.records import JobRow
 from storage.states import TERMINAL_STATES, JobState
 from tasks.openai_results import error_of
 

@@ -13,10 +13,10 @@ from cli.database import opened
 from cli.options import database_option, json_option
 from cli.output import duration, figure, percent, print_json, print_table, size, warn
 from cli.where_time_went import TimeSpent, print_time_spent
+from storage.batch_records import BatchFigures, BatchRow
 from storage.batches import get_batch
 from storage.figures import batch_figures
 from storage.percentiles import Distribution, distribution
-from storage.records import BatchFigures, BatchRow
 
 #: figure → (what people call it, digits)
 _NAMES = {

@@ -12,11 +12,11 @@ from cli.database import exit_code, opened
 from cli.options import broker_option, database_option, insecure_option, json_option
 from cli.output import duration, figure, print_json, print_table, state, warn
 from cli.reasons import System, look_around, why_nothing_moves
+from storage.batch_records import BatchRow
 from storage.batches import get_batch, list_batches
 from storage.database import Database
 from storage.figures import batch_figures
 from storage.jobs import open_models
-from storage.records import BatchRow
 from storage.states import BatchStatus
 
 #: batches that `status` without an argument shows

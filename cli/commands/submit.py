@@ -30,8 +30,8 @@ from cli.submission import (
     unserved_lines,
     write_batch,
 )
+from storage.batch_records import BatchRow
 from storage.jobs import open_models
-from storage.records import BatchRow
 from storage.states import TERMINAL_STATUSES
 
 

@@ -6,7 +6,7 @@ from cli.output import counted, duration, figure, moment, percent, size
 from cli.report.charts.element import Element, element
 from cli.report.sections import sections
 from cli.report.style import STYLE
-from storage.records import BatchFigures, BatchRow
+from storage.batch_records import BatchFigures, BatchRow
 from storage.series import BatchSeries
 
 #: a browser refuses whatever the page might still ask for

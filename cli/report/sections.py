@@ -11,7 +11,7 @@ from cli.report.charts.axes import Axis, whole_shares
 from cli.report.charts.bars import Bar, Named, columns, named_bars
 from cli.report.charts.element import Element, element
 from cli.report.charts.histogram import histogram
-from storage.records import BatchFigures
+from storage.batch_records import BatchFigures
 from storage.series import BatchSeries, ErrorKind, OverTime, SlowJob
 
 Rounds = Sequence[Sequence[int]]

@@ -16,9 +16,10 @@ import redis
 
 from cli.processes import Child, Processes, child_environment, shardq_argv
 from relay.embedded import EmbeddedRedis
+from storage.batch_records import Progress
 from storage.database import Database
+from storage.job_records import JobRow
 from storage.jobs import iterate_results, progress
-from storage.records import JobRow, Progress
 from storage.states import TERMINAL_STATUSES
 from tasks.heads import HeadInfo, live_heads
 from tests.redis_server import running_redis

@@ -11,9 +11,10 @@ import pytest
 
 from cli.report.charts.area import duration_short
 from cli.report.charts.axes import Axis, round_duration
+from storage.batch_records import NewBatch
 from storage.batches import add_jobs, begin_submission, publish_batch
+from storage.job_records import NewJob
 from storage.outcomes import record_outcomes
-from storage.records import NewBatch, NewJob
 from storage.series import batch_series
 from storage.states import JobState
 from tests.browser import running_browser

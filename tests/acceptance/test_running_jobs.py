@@ -13,10 +13,11 @@ import pytest
 
 from cli.errors import ExitCode
 from cli.processes import child_environment, shardq_argv
+from storage.batch_records import BatchRow
 from storage.batches import get_batch
 from storage.database import Database
+from storage.job_records import JobRow, OutcomeRow
 from storage.outcomes import record_outcomes
-from storage.records import BatchRow, JobRow, OutcomeRow
 from storage.states import BatchStatus, JobState
 from tests.acceptance.system import PATIENCE_S, System
 from tests.models import tiny_model

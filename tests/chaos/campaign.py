@@ -18,8 +18,8 @@ from sqlalchemy import select
 from benchmarks.link_simulator import LinkShape
 from cli.errors import ExitCode
 from storage.database import Database
+from storage.job_records import JobRow
 from storage.jobs import iterate_results
-from storage.records import JobRow
 from storage.tables import batch
 from tests.chaos import checks, remains
 from tests.chaos.faults import Strike, Striker

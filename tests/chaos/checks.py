@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from storage.records import JobRow
+from storage.job_records import JobRow
 from storage.states import JobState
 from tests.chaos.field import SCAN_INTERVAL_S, STABLE_S, Death
 from tests.chaos.measure import Measured

@@ -12,7 +12,7 @@ from sqlalchemy import select
 from transformers import AutoModelForCausalLM
 
 from storage.database import Database
-from storage.records import ChoiceRow, JobRow
+from storage.job_records import ChoiceRow, JobRow
 from storage.tables import job
 from tasks.generation import FinishReason, GenerationRequest, GenerationTask
 from workers.engine import noise

@@ -15,8 +15,8 @@ import pytest
 
 from storage.batches import get_batch
 from storage.errors import DatabaseUnavailable
+from storage.job_records import JobRow
 from storage.jobs import claim_waiting, iterate_results, window
-from storage.records import JobRow
 from storage.served_models import list_models
 from storage.states import BatchStatus, JobState
 from tasks import heads, keys, lease, queues, results

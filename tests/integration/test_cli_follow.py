@@ -14,7 +14,7 @@ import redis
 
 from cli.errors import ExitCode
 from cli.live_text import LiveText
-from storage.records import JobRow
+from storage.job_records import JobRow
 from storage.states import JobState
 from tasks import following, heads, keys
 from tasks.following import Increment

@@ -18,8 +18,8 @@ from typing import Any
 import pytest
 
 from storage.batches import get_batch
+from storage.job_records import JobRow
 from storage.jobs import iterate_results
-from storage.records import JobRow
 from storage.retries import retry_batch
 from storage.states import BatchStatus, JobState
 from storage.stops import cancel_batch

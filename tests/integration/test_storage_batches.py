@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from storage.batch_records import BatchRow, Counts, NewBatch
 from storage.batches import (
     add_jobs,
     begin_submission,
@@ -23,8 +24,8 @@ from storage.errors import (
     NameTaken,
     SubmissionSuperseded,
 )
+from storage.job_records import NewJob
 from storage.jobs import claim_waiting, iterate_results, progress
-from storage.records import BatchRow, Counts, NewBatch, NewJob
 from storage.served_models import list_models, upsert_model
 from storage.states import BatchStatus
 

@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 from sqlalchemy import create_engine, inspect, text
 
+from storage.batch_records import Counts, NewBatch
 from storage.batches import add_jobs, begin_submission, get_batch, publish_batch
 from storage.database import Database, parse_url
 from storage.figures import batch_figures
+from storage.job_records import ChoiceRow, NewJob, OutcomeRow
 from storage.jobs import claim_waiting, get_job, iterate_results, progress
 from storage.outcomes import record_outcomes
-from storage.records import ChoiceRow, Counts, NewBatch, NewJob, OutcomeRow
 from storage.retries import retry_batch
 from storage.reuse import reuse_results
 from storage.served_models import upsert_model

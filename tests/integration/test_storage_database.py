@@ -13,11 +13,11 @@ import pytest
 from sqlalchemy import Connection, text
 
 from storage import database as database_module
+from storage.batch_records import NewBatch
 from storage.batches import begin_submission, get_batch, list_batches
 from storage.database import Database
 from storage.errors import DatabaseBusy, DatabaseUnavailable, SchemaInvalid, SchemaTooNew
 from storage.migrations import FIRST_VERSION, UPGRADES, Upgrade
-from storage.records import NewBatch
 
 pytest_plugins = ["tests.integration.storage_databases"]
 

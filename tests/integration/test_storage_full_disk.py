@@ -11,12 +11,13 @@ import pytest
 from sqlalchemy import text
 
 from storage import database as database_module
+from storage.batch_records import Counts, NewBatch
 from storage.batches import add_jobs, begin_submission, get_batch, publish_batch
 from storage.database import Database
 from storage.errors import BackupFailed, DatabaseBusy, DiskFull, StorageError
+from storage.job_records import ClaimedJob, NewJob, OutcomeRow
 from storage.jobs import claim_waiting, progress
 from storage.outcomes import record_outcomes
-from storage.records import ClaimedJob, Counts, NewBatch, NewJob, OutcomeRow
 from storage.retention import backup
 from storage.states import JobState
 from storage.stops import cancel_batch, pending_stops, settle_stops

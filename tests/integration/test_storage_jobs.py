@@ -13,10 +13,12 @@ from typing import Any
 import pytest
 from sqlalchemy import event, text
 
+from storage.batch_records import Counts, NewBatch
 from storage.batches import add_jobs, begin_submission, get_batch, publish_batch
 from storage.database import Database
 from storage.errors import JobNotFound
 from storage.figures import batch_figures
+from storage.job_records import ClaimedJob, NewJob, OutcomeRow, Recorded, RunningJob, Window
 from storage.jobs import (
     claim_waiting,
     get_job,
@@ -29,16 +31,6 @@ from storage.jobs import (
     window,
 )
 from storage.outcomes import record_outcomes, unknown_records
-from storage.records import (
-    ClaimedJob,
-    Counts,
-    NewBatch,
-    NewJob,
-    OutcomeRow,
-    Recorded,
-    RunningJob,
-    Window,
-)
 from storage.states import BatchStatus, JobState
 from storage.stops import expire_due, pending_stops, settle_stops
 

@@ -13,12 +13,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from sqlalchemy import text
 
+from storage.batch_records import BatchRow, NewBatch
 from storage.batches import add_jobs, begin_submission, list_batches, publish_batch
 from storage.database import Database
 from storage.errors import BatchEnded, BatchOpen
+from storage.job_records import ClaimedJob, InFlightJob, NewJob, OutcomeRow, RunningJob
 from storage.jobs import claim_waiting, mark_running, queued_or_running, reclaim, unclaim
 from storage.outcomes import record_outcomes
-from storage.records import BatchRow, ClaimedJob, InFlightJob, NewBatch, NewJob, OutcomeRow, RunningJob
 from storage.retention import delete_batch
 from storage.retries import retry_batch
 from storage.reuse import reuse_results

@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 from sqlalchemy import create_engine, inspect, text
 
+from storage.batch_records import Counts, NewBatch
 from storage.batches import add_jobs, begin_submission, get_batch, publish_batch
 from storage.database import Database, parse_url
+from storage.job_records import NewJob, OutcomeRow, Stopped
 from storage.jobs import claim_waiting, get_job, iterate_results, progress, queued_or_running
 from storage.outcomes import record_outcomes, unknown_records
-from storage.records import Counts, NewBatch, NewJob, OutcomeRow, Stopped
 from storage.retries import retry_batch
 from storage.reuse import reuse_results
 from storage.served_models import list_models

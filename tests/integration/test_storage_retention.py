@@ -10,12 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from storage.batch_records import NewBatch, Submission
 from storage.batches import add_jobs, begin_submission, get_batch, list_batches, publish_batch
 from storage.database import Database
 from storage.errors import BackupFailed, BatchNotFound, BatchOpen, SubmissionSuperseded
+from storage.job_records import NewJob, OutcomeRow
 from storage.jobs import claim_waiting, iterate_results
 from storage.outcomes import record_outcomes, unknown_records
-from storage.records import NewBatch, NewJob, OutcomeRow, Submission
 from storage.retention import backup, delete_batch, prune
 from storage.states import JobState
 from storage.stops import cancel_batch

@@ -7,12 +7,13 @@ from collections.abc import Iterator
 
 import pytest
 
+from storage.batch_records import BatchRow, Counts, NewBatch
 from storage.batches import add_jobs, begin_submission, get_batch, publish_batch
 from storage.database import Database
 from storage.errors import BatchIncomplete, BatchNotFound, BatchOpen
+from storage.job_records import ClaimedJob, JobRow, NewJob, OutcomeRow, RunningJob
 from storage.jobs import claim_waiting, get_job, iterate_results, mark_running, progress
 from storage.outcomes import record_outcomes
-from storage.records import BatchRow, ClaimedJob, Counts, JobRow, NewBatch, NewJob, OutcomeRow, RunningJob
 from storage.retries import retry_batch
 from storage.states import BatchStatus, JobState
 from storage.stops import cancel_batch, cancel_job, expire_due, pending_stops

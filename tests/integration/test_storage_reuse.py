@@ -7,13 +7,14 @@ from collections.abc import Iterator
 
 import pytest
 
+from storage.batch_records import BatchRow, Counts, NewBatch, Submission
 from storage.batches import add_jobs, begin_submission, get_batch, publish_batch
 from storage.database import Database
 from storage.errors import SubmissionSuperseded
 from storage.figures import batch_figures
+from storage.job_records import ClaimedJob, NewJob, OutcomeRow
 from storage.jobs import claim_waiting, get_job, iterate_results, progress
 from storage.outcomes import record_outcomes
-from storage.records import BatchRow, ClaimedJob, Counts, NewBatch, NewJob, OutcomeRow, Submission
 from storage.retention import delete_batch
 from storage.reuse import reuse_results
 from storage.served_models import upsert_model

@@ -8,9 +8,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from storage.batch_records import Counts, NewBatch
 from storage.batches import add_jobs, begin_submission, get_batch, publish_batch
 from storage.database import Database
 from storage.errors import BatchEnded, BatchNotFound, JobNotFound, SubmissionSuperseded
+from storage.job_records import ClaimedJob, NewJob, OutcomeRow, PendingStop, RunningJob, Stopped
 from storage.jobs import (
     claim_waiting,
     get_job,
@@ -22,7 +24,6 @@ from storage.jobs import (
     unclaim,
 )
 from storage.outcomes import record_outcomes
-from storage.records import ClaimedJob, Counts, NewBatch, NewJob, OutcomeRow, PendingStop, RunningJob, Stopped
 from storage.states import BatchStatus, JobState, StopReason
 from storage.stops import cancel_batch, cancel_job, expire_due, pending_stops, settle_stops
 

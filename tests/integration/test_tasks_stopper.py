@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from storage.batches import get_batch
+from storage.job_records import RunningJob
 from storage.jobs import claim_waiting, iterate_results, mark_running
-from storage.records import RunningJob
 from storage.states import BatchStatus, JobState
 from storage.stops import cancel_batch, cancel_job
 from tasks import heads, keys, lease, queues, results, stops

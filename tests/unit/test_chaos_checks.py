@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from relay.profile import Profile
-from storage.records import JobRow
+from storage.job_records import JobRow
 from storage.states import JobState
 from tasks.heads import HeadInfo
 from tests.chaos import checks, remains

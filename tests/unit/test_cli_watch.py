@@ -10,7 +10,7 @@ from cli.follow import STALL_S, StallWatch
 from cli.output import duration, figure, first_words, percent, size
 from cli.ticker import Ticker
 from cli.watch import Pace, PlainDisplay, Snapshot
-from storage.records import Counts, Progress
+from storage.batch_records import Counts, Progress
 from storage.states import BatchStatus
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from storage.records import JobRow
+from storage.job_records import JobRow
 from storage.states import JobState
 from tasks.errors import JobUnfinished
 from tasks.openai_batch import error_line, output_line, result_line

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from storage.records import JobRow
+from storage.job_records import JobRow
 from storage.states import JobState
 from tasks.generation import Choice, FinishReason, Outcome
 from tasks.logprobs import Alternative, TokenLogprob, pack, unpack
