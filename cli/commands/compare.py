@@ -61,6 +61,20 @@ class Comparison:
             self.examples.append(_example(a, b, difference))
 
 
+#: figures of `cli.speeds` as people call them
+_NAMES = {
+    "batch_tps": "tokens/s in all",
+    "decode_tps_p50": "decode tokens/s (P50)",
+    "ttft_s_p50": "first token, s (P50)",
+    "e2e_s_p50": "start to end, s (P50)",
+    "queue_s_p50": "queue, s (P50)",
+    "acceptance": "acceptance",
+    "tokens_per_round": "tokens per round",
+    "completion_tokens": "completion tokens",
+    "wire_bytes_up": "bytes up",
+}
+
+
 @click.command("compare")
 @click.argument("a")
 @click.argument("b")
@@ -156,7 +170,7 @@ def _print(rows: tuple[BatchRow, BatchRow], found: Comparison, speed: tuple[dict
     click.echo()
     print_table(
         ["FIGURE", "A", "B", "B/A", ""],
-        [(name, _cell(x), _cell(y), _ratio(x, y), "") for name, x, y in _side_by_side(*speed)],
+        [(_NAMES[name], _cell(x), _cell(y), _ratio(x, y), "") for name, x, y in _side_by_side(*speed)],
         numbers={"A", "B", "B/A"},
     )
     if found.other_prompts:
