@@ -61,7 +61,9 @@ def print_batch(row: BatchRow, figures: BatchFigures) -> None:
 def states(counts: Counts) -> str:
     """How many jobs there are, and in which states."""
     found = [f"{number:,} {name}" for name, number in asdict(counts).items() if number]
-    return found[0] if len(found) == 1 else f"{counts.total:,}: {', '.join(found)}" if found else "0"
+    if len(found) < 2:
+        return found[0] if found else "0"
+    return f"{counts.total:,}: {', '.join(found)}"
 
 
 def _what_that_means(row: BatchRow) -> str:
