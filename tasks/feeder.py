@@ -28,7 +28,11 @@ _BYTES_PER_REQUEST_BYTE = 2
 
 
 class Feeder:
-    """Claims waiting jobs in the database and publishes them. Several may run at once."""
+    """Claims waiting jobs in the database and publishes them.
+
+    Several may run at once, `submit` beside the bookkeeper: each job is claimed by one, but what they claim stands in
+    the queue in the order in which they publish, and for a moment there may be a window more for each.
+    """
 
     def __init__(
         self, database: Database, client: redis.Redis, publisher: Publisher, settings: BookkeeperSettings
