@@ -235,6 +235,7 @@ def shardq(ctx: click.Context, config: Path | None, data_dir: Path | None, quiet
     """
     if ctx.resilient_parsing:
         return
+    _find_home()
     if no_color:
         os.environ["NO_COLOR"] = "1"  # read by rich, and by what we start
     if data_dir is not None:
@@ -247,6 +248,14 @@ def shardq(ctx: click.Context, config: Path | None, data_dir: Path | None, quiet
     if path := config_file.find():
         config_file.apply(config_file.read(path), ctx.invoked_subcommand)
     ctx.obj = Manner(quiet=quiet, placed=use_data_dir(CliSettings()))
+
+
+def _find_home() -> None:
+    """Let a user without an account and HOME, as containers have them, have the root directory as Docker does."""
+    try:
+        Path.home()
+    except RuntimeError:
+        os.environ["HOME"] = "/"
 
 
 def main() -> None:

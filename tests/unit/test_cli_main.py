@@ -75,6 +75,20 @@ def test_quiet_leaves_results_and_errors(run: Shardq) -> None:
     assert "`shardq list`" in error_of(run("status", "nothing", "--quiet"))
 
 
+def test_a_user_without_account_and_home_is_served(
+    run: Shardq, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def no_account(uid: int) -> None:
+        raise KeyError(uid)
+
+    monkeypatch.delenv("HOME")
+    monkeypatch.delenv("SHARDQ_CONFIG", raising=False)
+    monkeypatch.setattr("pwd.getpwuid", no_account)
+    result = run("init-server", str(tmp_path / "server"), "--host", "queue.example.org")
+    assert result.exit_code == ExitCode.OK, result.stderr
+    assert (tmp_path / "server" / "compose.env").is_file()
+
+
 def test_colours_come_when_forced_and_never_when_refused() -> None:
     def shown(**environment: str) -> str:
         out = io.StringIO()
