@@ -32,7 +32,7 @@ def nginx_conf(port: int, *, ipv6: bool, of_root: bool) -> list[str]:
         "worker_processes 1;",
         "daemon off;",
         "pid /tmp/nginx.pid;",
-        "error_log /dev/stderr warn;",
+        "error_log stderr warn;",
         "events { worker_connections 256; }",
         "http {",
         *(f"  {kind}_temp_path /tmp/{kind};" for kind in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")),

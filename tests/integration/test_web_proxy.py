@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import socket
 import ssl
 import subprocess
 import threading
@@ -88,25 +89,29 @@ def proxy(tmp_path_factory: pytest.TempPathFactory, page: Page) -> Iterator[Prox
     for fixed in (FLOWER_PORT, METRICS_PORT):
         text = text.replace(f":{fixed};", f":{page.port};")
     conf.write_text(text)
-    process = subprocess.Popen([program, "-c", str(conf)], stderr=subprocess.PIPE, text=True)
+    # as under systemd: a socket, which can be written to and not be opened
+    messages, theirs = socket.socketpair()
+    process = subprocess.Popen([program, "-c", str(conf)], stderr=theirs)
+    theirs.close()
     trusts = ssl.create_default_context(cafile=str(directory / "ca" / "ca.crt"))
     password = (directory / "web" / "password").read_text().strip()
     running = Proxy(f"https://localhost:{port}", password, trusts, page)
     try:
-        _wait_listening(running, process)
+        _wait_listening(running, process, messages)
         yield running
     finally:
         process.terminate()
         process.wait(10)
+        messages.close()
 
 
-def _wait_listening(proxy: Proxy, process: subprocess.Popen[str]) -> None:
+def _wait_listening(proxy: Proxy, process: subprocess.Popen[bytes], messages: socket.socket) -> None:
     deadline = time.monotonic() + 10
     while True:
         try:
             proxy.get("/")
         except OSError:
-            assert process.poll() is None, process.stderr and process.stderr.read()
+            assert process.poll() is None, messages.recv(10_000).decode()
             assert time.monotonic() < deadline, "nginx does not listen"
             time.sleep(0.05)
         else:
