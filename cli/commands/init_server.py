@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ipaddress
 import re
-import shutil
 import socket
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -57,7 +56,7 @@ _existing = click.Path(exists=True, dir_okay=False, path_type=Path)
 def init_server_command(directory: Path, **options: Any) -> None:
     """Write what the public host needs to be safe.
 
-    DIR gets two Redis configurations, one of a proxy in front of Flower and the metrics, accounts with random passwords
+    DIR, new or empty, gets two Redis configurations, one of a proxy in front of Flower and the metrics, accounts with random passwords
     and the least rights for every role, a certificate, and a file of variables for every process. Nothing is
     overwritten, no password is shown.
 
@@ -125,19 +124,21 @@ def _certificates(
 
 
 def _write(plan: ServerPlan) -> None:
-    """All of it or nothing. Raises CliError."""
+    """All of it or nothing, into a new directory or an empty one. Raises CliError."""
     directory = plan.directory
-    if directory.exists():
-        raise CliError(f"{directory} exists already: name a new directory, nothing is overwritten")
     try:
-        directory.parent.mkdir(parents=True, exist_ok=True)
-        # a directory of our own beside it, mode 0700, so that nobody sees half of it
-        beside = Path(tempfile.mkdtemp(prefix=f".{directory.name}-", dir=directory.parent))
-        try:
-            write_files(beside / "set", list(files(plan)))
-            (beside / "set").rename(directory)
-        finally:
-            shutil.rmtree(beside, ignore_errors=True)
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if any(directory.iterdir()):
+            raise CliError(f"{directory} is not empty: name a new directory or an empty one, nothing is overwritten")
+        directory.chmod(0o700)
+        # first in a corner of it, so that nobody takes a half for the whole; beside it may be nothing of ours
+        with tempfile.TemporaryDirectory(prefix=".new-", dir=directory) as corner:
+            write_files(Path(corner) / "set", list(files(plan)))
+            for path in sorted((Path(corner) / "set").iterdir()):
+                path.rename(directory / path.name)
+    except PermissionError as error:
+        hint = f'make it yours first: `sudo install -d -o "$USER" {directory}`'
+        raise CliError(f"cannot write {error.filename or directory}: {error.strerror} ({hint})") from error
     except OSError as error:
         raise CliError(f"cannot write {error.filename or directory}: {error.strerror}") from error
 

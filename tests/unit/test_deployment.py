@@ -77,6 +77,28 @@ def test_the_server_is_a_profile_that_its_variables_choose_and_gpus_are_for_head
         assert "mem_limit" in SERVICES[name], name
 
 
+def test_shardq_of_the_host_runs_the_client_container_from_wherever_it_is_linked(tmp_path: Path) -> None:
+    docker, link = tmp_path / "docker", tmp_path / "bin" / "shardq"
+    docker.write_text('#!/bin/sh\nprintf "%s\\n" "$@"; cat\n')
+    docker.chmod(0o755)
+    link.parent.mkdir()
+    link.symlink_to(ROOT / "deploy" / "shardq")
+    done = subprocess.run(
+        [link, "submit", "-", "--name", "two words"],
+        input="a line",
+        cwd=tmp_path,
+        env={"PATH": f"{tmp_path}:{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    compose = ["compose", "--file", str(ROOT / "docker-compose.yml"), "--env-file", "/srv/shardq/compose.env"]
+    run = ["run", "--rm", "--quiet-pull", "--no-TTY", "client"]
+    assert done.stdout.splitlines() == [*compose, *run, "submit", "-", "--name", "two words", "a line"]
+    assert SERVICES["client"]["entrypoint"] == ["shardq"]
+
+
 def test_a_redis_container_may_take_more_than_its_server_by_what_rewriting_needs(server: Path) -> None:
     assert "SHARDQ_QUEUE_LIMIT=364m\n" in (server / "compose.env").read_text()
 

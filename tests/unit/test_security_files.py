@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 import stat
 import subprocess
@@ -133,8 +135,43 @@ def run(tmp_path: Path) -> Shardq:
 
 def test_nothing_is_overwritten(run: Shardq, directory: Path) -> None:
     before = {path: path.read_bytes() for path in directory.rglob("*") if path.is_file()}
-    assert "exists already" in error_of(run("init-server", str(directory)))
+    assert "is not empty" in error_of(run("init-server", str(directory)))
     assert {path: path.read_bytes() for path in directory.rglob("*") if path.is_file()} == before
+
+
+def test_an_empty_directory_is_filled_and_shut(run: Shardq, tmp_path: Path) -> None:
+    made = tmp_path / "made"
+    made.mkdir(mode=0o755)
+    assert run("init-server", str(made), "--host", "h.example.org").exit_code == 0
+    assert stat.S_IMODE(made.stat().st_mode) == 0o700
+    assert {path.name for path in made.iterdir()} == {"ca", "compose.env", "env", "queue", "tls", "web", "wire"}
+
+
+def test_a_directory_that_is_not_ours_is_named_with_the_way_to_make_it_so(
+    run: Shardq, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path, **options: object) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    monkeypatch.setattr(Path, "mkdir", refuse)  # whoever runs this may be root
+    message = error_of(run("init-server", str(tmp_path / "theirs"), "--host", "h.example.org"))
+    assert f"cannot write {tmp_path}/theirs: Permission denied" in message
+    assert f'`sudo install -d -o "$USER" {tmp_path}/theirs`' in message
+
+
+def test_what_fails_midway_leaves_nothing_and_can_be_done_again(
+    run: Shardq, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(directory: Path, contents: object) -> None:
+        (directory / "half").mkdir(parents=True)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    made = tmp_path / "made"
+    with monkeypatch.context() as patch:
+        patch.setattr("cli.commands.init_server.write_files", fail)
+        assert "No space left on device" in error_of(run("init-server", str(made), "--host", "h.example.org"))
+    assert list(made.iterdir()) == []
+    assert run("init-server", str(made), "--host", "h.example.org").exit_code == 0
 
 
 def test_what_is_printed_says_what_to_copy_where_and_no_password(run: Shardq, tmp_path: Path) -> None:
