@@ -56,9 +56,9 @@ _existing = click.Path(exists=True, dir_okay=False, path_type=Path)
 def init_server_command(directory: Path, **options: Any) -> None:
     """Write what the public host needs to be safe.
 
-    DIR, new or empty, gets two Redis configurations, one of a proxy in front of Flower and the metrics, accounts with random passwords
-    and the least rights for every role, a certificate, and a file of variables for every process. Nothing is
-    overwritten, no password is shown.
+    DIR, new or empty, gets two Redis configurations, one of a proxy in front of Flower and the metrics, accounts with
+    random passwords and the least rights for every role, a certificate, and a file of variables for every process.
+    Nothing is overwritten, no password is shown.
 
     \b
     shardq init-server /srv/shardq --host queue.example.org

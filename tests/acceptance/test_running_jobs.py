@@ -106,7 +106,7 @@ def lines_of(path: Path) -> dict[str, dict[str, Any]]:
 
 def test_a_cancelled_batch_stops_soon_and_keeps_what_it_has(steady: System, tmp_path: Path) -> None:
     names = [f"long-{n}" for n in range(2 * SLOTS)]
-    # The bookkeeper may publish a second window before `submit` has published the first; here the first lines are first.
+    # It may publish a second window before `submit` has published the first: without it, the first lines come first.
     assert steady.stop("bookkeeper") == 0
     batch = steady.submit([short("quick-1"), short("quick-2"), *(long(name) for name in names)])
     steady.start_bookkeeper()

@@ -297,6 +297,21 @@ def test_doctor_finds_the_servers_and_says_what_is_missing(run: Shardq, redis_ur
     assert "shardq tail" in findings["tails"]["text"]
 
 
+def test_doctor_wants_no_demo_model_where_none_can_run(
+    run: Shardq, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def found() -> dict[str, str]:
+        return {
+            each["check"]: each["grade"]
+            for each in json.loads(run("doctor", "--json", SHARDQ_RELAY_URL=redis_url).stdout)
+        }
+
+    assert "demo model" in found()
+    monkeypatch.setattr("cli.commands.doctor.WORKER_PACKAGES", ["torch-that-is-not-here"])
+    assert found()["worker"] == "warning"
+    assert "demo model" not in found()
+
+
 def test_doctor_fails_when_a_server_is_not_there(run: Shardq, redis_url: str) -> None:
     result = run("doctor", SHARDQ_RELAY_URL="redis://127.0.0.1:1/0")
     assert result.exit_code == ExitCode.ERROR
