@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import csv
 import json
-import os
-import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any, TextIO
 
+from cli.destination import destination, replaced
 from cli.errors import CliError
 from cli.output import counted, figure, first_words, percent, print_table, state
 from storage.columns import JOB_COLUMNS, Kind
@@ -56,34 +54,6 @@ FORMATS = ("jsonl", "csv", "parquet", "table")
 def format_of(path: Path) -> str:
     """The format that a file's name asks for; jsonl if it says nothing."""
     return ENDINGS.get(path.suffix.lower(), "jsonl")
-
-
-@contextmanager
-def replaced(path: Path) -> Iterator[Path]:
-    """A place to write what `path` holds after the block; an exception leaves `path` as it is. Raises CliError."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        yield temporary
-        temporary.replace(path)
-    except OSError as error:
-        raise CliError(f"cannot write {path}: {error.strerror or error} (--output names another place)") from error
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-@contextmanager
-def destination(path: Path | None) -> Iterator[TextIO]:
-    """Stdout, or a file that appears only once it is complete."""
-    if path is None:
-        yield sys.stdout
-        sys.stdout.flush()
-        return
-    # Half a surrogate pair has no UTF-8; written as \\udXXX it is right in JSON.
-    with (
-        replaced(path) as temporary,
-        temporary.open("w", encoding="utf-8", errors="backslashreplace", newline="") as out,
-    ):
-        yield out
 
 
 def result_json(job: JobRow, columns: Sequence[str] = ALL_COLUMNS) -> dict[str, Any]:

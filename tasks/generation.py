@@ -224,6 +224,31 @@ class Outcome:
     #: completions 2 to n of a request for several; `text`, `token_ids` and `finish_reason` are the first one's
     choices: tuple[Choice, ...] = ()
 
+    @classmethod
+    def unbegun(
+        cls,
+        task: GenerationTask,
+        head: str,
+        *,
+        failure: FailureType | None = None,
+        message: str | None = None,
+        stopped: StopReason | None = None,
+    ) -> Outcome:
+        """The outcome of a job that no model worked on: it failed, or was stopped, before that."""
+        return cls(
+            job=task.job,
+            attempt=task.attempt,
+            head=head,
+            text=None,
+            token_ids=(),
+            finish_reason=None,
+            prompt_tokens=0,
+            failure=failure,
+            failure_message=message,
+            metrics=None,
+            stopped=stopped,
+        )
+
     @property
     def task_id(self) -> str:
         """The Celery task id of the attempt."""

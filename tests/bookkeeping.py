@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -92,3 +94,18 @@ def outcome(job: str, attempt: int = 1, text: str = "there", head: str = "h1") -
 def head_info(head_id: str = "h1", *, slots: int = 4, live: tuple[str, ...] = ()) -> HeadInfo:
     """A head that serves `MODEL`."""
     return HeadInfo(head_id, f"{head_id}-1", MODEL, PROFILE, slots, live, True, len(live), 12.5, 99.0)
+
+
+@contextmanager
+def at_work(office: Office) -> Iterator[Bookkeeper]:
+    """A bookkeeper in a thread, with a clock that runs."""
+    bookkeeper, stop = office.bookkeeper(), threading.Event()
+    bookkeeper._clock = time.monotonic
+    thread = threading.Thread(target=bookkeeper.run, args=(stop,))
+    thread.start()
+    try:
+        yield bookkeeper
+    finally:
+        stop.set()
+        thread.join(30)
+        assert not thread.is_alive()

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import click
 
 from cli.database import opened
-from cli.errors import CliError
+from cli.destination import replaced
 from cli.options import database_option
 from cli.output import note
 from cli.report.page import page
@@ -45,17 +44,6 @@ def report_command(batch: str, output: Path | None) -> None:
         click.echo(content, nl=False)
         return
     path = output or Path(f"{row.id}.html")
-    _write(path, content)
-    note(f"written to {path}: open it in a browser")
-
-
-def _write(path: Path, content: bytes) -> None:
-    """A file that appears only once it is complete."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
+    with replaced(path) as temporary:
         temporary.write_bytes(content)
-        temporary.replace(path)
-    except OSError as error:
-        raise CliError(f"cannot write {path}: {error.strerror} (--output names another place)") from error
-    finally:
-        temporary.unlink(missing_ok=True)
+    note(f"written to {path}: open it in a browser")

@@ -1,4 +1,4 @@
-"""Fixtures: the address of an empty database of each supported kind.
+"""Fixtures: an empty database of each supported kind, its address, and the clock that it tells.
 
 PostgreSQL is a throwaway server of our own, reached through a socket in a temporary directory. Without its
 binaries (they come from the system, not from PyPI, so CI cannot count on them) those tests are skipped.
@@ -18,6 +18,21 @@ from pathlib import Path
 
 import pytest
 from sqlalchemy import create_engine, text
+
+from storage.database import Database
+
+#: when the clock stands at the beginning, seconds since 1970
+START = 1_700_000_000.0
+
+
+class Clock:
+    """A clock that is set by hand."""
+
+    def __init__(self) -> None:
+        self.now = START
+
+    def __call__(self) -> float:
+        return self.now
 
 
 class PostgresServer:
@@ -108,3 +123,16 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
         return f"sqlite:///{tmp_path / 'shardq.sqlite3'}"
     server: PostgresServer = request.getfixturevalue("postgres")
     return server.new_schema()
+
+
+@pytest.fixture
+def clock() -> Clock:
+    """What the time is."""
+    return Clock()
+
+
+@pytest.fixture
+def db(url: str, clock: Clock) -> Iterator[Database]:
+    """An empty database, open."""
+    with Database.open(url, clock=clock) as database:
+        yield database

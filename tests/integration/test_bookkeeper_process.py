@@ -20,10 +20,10 @@ from storage.batches import get_batch
 from storage.jobs import iterate_results
 from storage.states import BatchStatus, JobState
 from tasks import keys, queues
-from tasks.bookkeeper import Bookkeeper, run
+from tasks.bookkeeper import run
 from tasks.errors import QueueRefused
 from tasks.results import publish_outcome
-from tests.bookkeeping import MODEL, Office, open_office, outcome, submit
+from tests.bookkeeping import MODEL, Office, at_work, open_office, outcome, submit
 
 ROOT = Path(__file__).parents[2]
 
@@ -44,21 +44,6 @@ def wait_for(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
     while not condition():
         assert time.monotonic() < deadline, "it did not happen in time"
         time.sleep(0.02)
-
-
-@contextmanager
-def at_work(office: Office) -> Iterator[Bookkeeper]:
-    """A bookkeeper in a thread, with a clock that runs."""
-    bookkeeper, stop = office.bookkeeper(), threading.Event()
-    bookkeeper._clock = time.monotonic
-    thread = threading.Thread(target=bookkeeper.run, args=(stop,))
-    thread.start()
-    try:
-        yield bookkeeper
-    finally:
-        stop.set()
-        thread.join(30)
-        assert not thread.is_alive()
 
 
 def num_recorded(office: Office, batch: str) -> int:

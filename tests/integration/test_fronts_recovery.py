@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -24,10 +23,9 @@ from storage.retries import retry_batch
 from storage.states import BatchStatus, JobState
 from storage.stops import cancel_batch
 from tasks import keys, stops
-from tasks.bookkeeper import Bookkeeper
 from tasks.generation import FailureType, StopReason
 from tasks.heads import PRESENCE_MS
-from tests.bookkeeping import PROFILE, Office, open_office, outcome, submit
+from tests.bookkeeping import PROFILE, Office, at_work, open_office, outcome, submit
 from tests.integration.fake_engine import AUTHKEY, HEAD, MODEL, FakeEngine
 from tests.integration.test_fronts import ROOT, Head, Queue, events_of, head, make_task, wait_until
 from workers.head.channel import private_address
@@ -49,23 +47,9 @@ def try_elsewhere(server: Queue, task_id: str, number: int) -> None:
     server.client.sadd(keys.tries(task_id), *(f"dead-{n}" for n in range(number)))
 
 
-@contextmanager
-def keeping_books(office: Office) -> Iterator[Bookkeeper]:
-    bookkeeper, stop = office.bookkeeper(), threading.Event()
-    bookkeeper._clock = time.monotonic
-    thread = threading.Thread(target=bookkeeper.run, args=(stop,))
-    thread.start()
-    try:
-        yield bookkeeper
-    finally:
-        stop.set()
-        thread.join(30)
-        assert not thread.is_alive()
-
-
 @pytest.fixture
 def office(tmp_path: Path) -> Iterator[Office]:
-    with open_office(tmp_path) as opened, keeping_books(opened):
+    with open_office(tmp_path) as opened, at_work(opened):
         yield opened
 
 
@@ -268,7 +252,7 @@ def front_pids(parent: int) -> list[int]:
 
 
 def test_a_restarted_queue_server_loses_no_job(tmp_path: Path) -> None:
-    with open_office(tmp_path, persistent=True) as office, keeping_books(office):
+    with open_office(tmp_path, persistent=True) as office, at_work(office):
         batch = submit(office.database, 40)
         with full_head(office, "h1", delay_s=0.3, count=2) as it:
             wait_until(lambda: ended(office, batch)[JobState.COMPLETED] >= 8)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 
@@ -11,11 +11,13 @@ import pytest
 import torch
 
 from tasks.generation import GenerationRequest, Outcome, TokenBias
-from tests.integration.test_parity import SLOTS, Bench, shortened_copy
-from tests.models import EOS_ID, smollm2_directory, tiny_model
+from tests.integration.parity_benches import SLOTS, Bench, name_of
+from tests.models import EOS_ID
 from tests.pair import Line, Outcomes, Reference, options, session, tasks_for
 from tests.parity import Way, processed_requests, unprocessed_requests
 from workers.head.engine import HeadEngine
+
+pytest_plugins = ["tests.integration.parity_benches"]
 
 #: on a tiny model, drafts of 4, the largest difference was 6.8e-5
 LOGPROB_TOLERANCE = 1e-3
@@ -25,24 +27,6 @@ WAYS = [
     for number, drafter in enumerate(("none", "ngram", "model", "self"))
     for place, length in enumerate((0, 4, 8))
 ]
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
-    root = tmp_path_factory.mktemp("tiny")
-    directory = tiny_model(root / "target", "llama", layers=4)
-    return Bench(directory, shortened_copy(directory, root / "short", 2), split=2, max_length=256)
-
-
-@pytest.fixture(scope="module")
-def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
-    directory = smollm2_directory()
-    shorter = shortened_copy(directory, tmp_path_factory.mktemp("smollm2") / "short", 12)
-    return Bench(directory, shorter, split=15, max_length=256)
-
-
-def _name(way: Way) -> str:
-    return f"{way.drafter}-K{way.draft_length}-c{way.concurrency}"
 
 
 def assert_logprobs(requests: Sequence[GenerationRequest], outcomes: Sequence[Outcome], bench: Bench) -> float:
@@ -68,7 +52,7 @@ def _difference(outcome: Outcome, reference: Reference, num_top: int) -> float:
     return max(float((a - b).abs().max()) for a, b in ((own, expected), (top, best), (top, at_ids)))
 
 
-@pytest.mark.parametrize("way", WAYS, ids=_name)
+@pytest.mark.parametrize("way", WAYS, ids=name_of)
 def test_a_tiny_models_processed_texts_are_the_uncut_models_whichever_way_they_are_made(tiny: Bench, way: Way) -> None:
     requests = processed_for(tiny, 24)
     outcomes = tiny.assert_parity(requests, way)
@@ -98,7 +82,7 @@ def test_every_processor_changes_a_text(tiny: Bench) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("way", WAYS, ids=_name)
+@pytest.mark.parametrize("way", WAYS, ids=name_of)
 def test_processed_texts_of_smollm2_are_the_uncut_models_whichever_way_they_are_made(smollm2: Bench, way: Way) -> None:
     requests = processed_for(smollm2, 48)
     outcomes = smollm2.assert_parity(requests, way)

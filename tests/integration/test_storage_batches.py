@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from storage.batch_records import BatchRow, Counts, NewBatch
@@ -28,29 +26,9 @@ from storage.job_records import NewJob
 from storage.jobs import claim_waiting, iterate_results, progress
 from storage.served_models import list_models, upsert_model
 from storage.states import BatchStatus
+from tests.integration.storage_databases import START, Clock
 
 pytest_plugins = ["tests.integration.storage_databases"]
-
-
-class Clock:
-    """A clock that is set by hand."""
-
-    def __init__(self) -> None:
-        self.now = 1_700_000_000.25
-
-    def __call__(self) -> float:
-        return self.now
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-def db(url: str, clock: Clock) -> Iterator[Database]:
-    with Database.open(url, clock=clock) as database:
-        yield database
 
 
 def new_jobs(count: int, first: int = 1) -> list[NewJob]:
@@ -76,7 +54,7 @@ def test_a_batch_is_unseen_by_the_feeder_until_it_is_published(db: Database, clo
 
     assert published.status is BatchStatus.IN_PROGRESS
     assert published.counts == Counts(waiting=2)
-    assert (published.created_at, published.in_progress_at) == (1_700_000_000.25, 1_700_000_001.75)
+    assert (published.created_at, published.in_progress_at) == (START, START + 1.5)
     assert (published.parameters, published.endpoint) == ({"temperature": 0.5}, "/v1/x")
     assert published.num_invalid_lines == 4
     assert len(claim_waiting(db, "m", max_jobs=9, max_bytes=10**6)) == 2

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import multiprocessing
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -33,33 +33,12 @@ from storage.jobs import (
 from storage.outcomes import record_outcomes, unknown_records
 from storage.states import BatchStatus, JobState
 from storage.stops import expire_due, pending_stops, settle_stops
+from tests.integration.storage_databases import START, Clock
 
 pytest_plugins = ["tests.integration.storage_databases"]
 
 REQUEST = '{"prompt":"é"}'
-START = 1_700_000_000.0
 ALL = {"max_jobs": 10_000, "max_bytes": 10**9}
-
-
-class Clock:
-    """A clock that is set by hand."""
-
-    def __init__(self) -> None:
-        self.now = START
-
-    def __call__(self) -> float:
-        return self.now
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-def db(url: str, clock: Clock) -> Iterator[Database]:
-    with Database.open(url, clock=clock) as database:
-        yield database
 
 
 def submit(db: Database, count: int, *, models: tuple[str, ...] = ("m",), priority: int = 5) -> str:

@@ -20,33 +20,12 @@ from storage.outcomes import record_outcomes, unknown_records
 from storage.retention import backup, delete_batch, prune
 from storage.states import JobState
 from storage.stops import cancel_batch
+from tests.integration.storage_databases import Clock
 
 pytest_plugins = ["tests.integration.storage_databases"]
 
 REQUEST = '{"prompt":"p","seed":1}'
-START = 1_700_000_000.0
 DAY = 86_400.0
-
-
-class Clock:
-    """A clock that is set by hand."""
-
-    def __init__(self) -> None:
-        self.now = START
-
-    def __call__(self) -> float:
-        return self.now
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-def db(url: str, clock: Clock) -> Iterator[Database]:
-    with Database.open(url, clock=clock) as database:
-        yield database
 
 
 def write(db: Database, count: int) -> Submission:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 
 import pytest
 
@@ -19,33 +18,16 @@ from storage.retention import delete_batch
 from storage.reuse import reuse_results
 from storage.served_models import upsert_model
 from storage.states import BatchStatus, JobState
+from tests.integration.storage_databases import START, Clock
 
 pytest_plugins = ["tests.integration.storage_databases"]
 
-START = 1_700_000_000.0
 PROFILE = {"fingerprint": "f00d", "dtype": "float32"}
 
 
-class Clock:
-    """A clock that is set by hand."""
-
-    def __init__(self) -> None:
-        self.now = START
-
-    def __call__(self) -> float:
-        return self.now
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-def db(url: str, clock: Clock) -> Iterator[Database]:
-    with Database.open(url, clock=clock) as database:
-        upsert_model(database, "m", PROFILE)
-        yield database
+@pytest.fixture(autouse=True)
+def _served(db: Database) -> None:
+    upsert_model(db, "m", PROFILE)
 
 
 def request(prompt: str, **changes: object) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -26,32 +25,11 @@ from storage.jobs import (
 from storage.outcomes import record_outcomes
 from storage.states import BatchStatus, JobState, StopReason
 from storage.stops import cancel_batch, cancel_job, expire_due, pending_stops, settle_stops
+from tests.integration.storage_databases import START, Clock
 
 pytest_plugins = ["tests.integration.storage_databases"]
 
 REQUEST = '{"prompt":"p","seed":1}'
-START = 1_700_000_000.0
-
-
-class Clock:
-    """A clock that is set by hand."""
-
-    def __init__(self) -> None:
-        self.now = START
-
-    def __call__(self) -> float:
-        return self.now
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-def db(url: str, clock: Clock) -> Iterator[Database]:
-    with Database.open(url, clock=clock) as database:
-        yield database
 
 
 def submit(

@@ -97,11 +97,11 @@ class Executor:
 
     def _outcome(self, task: GenerationTask, admission: Admission) -> Outcome:
         if admission.stopped is not None:
-            return _without_text(task, self._head_id, stopped=admission.stopped)
+            return Outcome.unbegun(task, self._head_id, stopped=admission.stopped)
         if admission.tries > self._max_tries:
             message = f"{self._max_tries} engines were lost while they worked on this job; it is not tried again"
             logger.error("job %s: %s", task.job, message, extra={"job": task.job})
-            return _without_text(task, self._head_id, failure=FailureType.TOO_MANY_TRIES, message=message)
+            return Outcome.unbegun(task, self._head_id, failure=FailureType.TOO_MANY_TRIES, message=message)
         return self._generate(task, suspect=admission.tries >= SUSPECT_TRIES)
 
     def _generate(self, task: GenerationTask, *, suspect: bool) -> Outcome:
@@ -160,30 +160,6 @@ class Executor:
             else:
                 self._outage.over()
                 return value
-
-
-def _without_text(
-    task: GenerationTask,
-    head_id: str,
-    *,
-    failure: FailureType | None = None,
-    message: str | None = None,
-    stopped: StopReason | None = None,
-) -> Outcome:
-    """The outcome of a job that no engine was given this time."""
-    return Outcome(
-        job=task.job,
-        attempt=task.attempt,
-        head=head_id,
-        text=None,
-        token_ids=(),
-        finish_reason=None,
-        prompt_tokens=0,
-        failure=failure,
-        failure_message=message,
-        metrics=None,
-        stopped=stopped,
-    )
 
 
 def summary(outcome: Outcome) -> dict[str, Any]:

@@ -8,7 +8,6 @@ from collections.abc import Callable
 
 from tasks.generation import FailureType, GenerationTask, Outcome
 from workers.head.ensemble import Ensemble
-from workers.head.jobs import rejected
 from workers.head.prompts import PromptReader, PromptRejected
 
 log = logging.getLogger(__name__)
@@ -36,11 +35,11 @@ class Intake:
         try:
             ensemble = self._prompts.read_all(task)
         except PromptRejected as error:
-            return rejected(task, self._head_id, error.failure, str(error))
+            return Outcome.unbegun(task, self._head_id, failure=error.failure, message=str(error))
         except Exception as error:  # templates and tokenizers may raise anything: that fails the one job
             log.exception("prompt not read", extra={"job": task.job})
             message = f"the prompt could not be read: {type(error).__name__}: {error}"
-            return rejected(task, self._head_id, FailureType.INTERNAL, message)
+            return Outcome.unbegun(task, self._head_id, failure=FailureType.INTERNAL, message=message)
         for job in ensemble.jobs:
             job.suspect = suspect
         return ensemble

@@ -119,20 +119,3 @@ class Job:
     def never_begun(self, head: str, reason: StopReason) -> Outcome:
         """The outcome of a job that shall end before it got a slot: without text and figures."""
         return replace(self.stopped(head, reason), text=None, metrics=None)
-
-
-def rejected(task: GenerationTask, head: str, failure: FailureType, message: str) -> Outcome:
-    """The outcome of a job that never started."""
-    return Outcome(
-        job=task.job,
-        attempt=task.attempt,
-        head=head,
-        text=None,
-        token_ids=(),
-        finish_reason=None,
-        prompt_tokens=0,
-        failure=failure,
-        failure_message=message,
-        metrics=None,
-        stopped=None,
-    )
