@@ -12,9 +12,9 @@ from storage.settings import StorageSettings
 
 
 @contextmanager
-def opened() -> Iterator[Database]:
-    """The configured database, open for the length of a block."""
-    with Database.open(StorageSettings().database_url) as database:
+def opened(busy_timeout_ms: int | None = None) -> Iterator[Database]:
+    """The configured database, open for the length of a block; see `Database.open`."""
+    with Database.open(StorageSettings().database_url, busy_timeout_ms=busy_timeout_ms) as database:
         yield database
 
 

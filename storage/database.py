@@ -63,13 +63,15 @@ class Database:
         *,
         clock: Callable[[], float] = time.time,
         upgrades: Sequence[Upgrade] = UPGRADES,
+        busy_timeout_ms: int | None = None,
     ) -> Self:
         """Open the database at `url`, create its tables if there are none, and upgrade an older schema.
 
-        An upgrade of an SQLite database leaves a backup file beside it. Raises DatabaseUrlInvalid,
-        DriverMissing, DatabaseUnavailable, SchemaInvalid or SchemaTooNew.
+        `busy_timeout_ms`: how long a write to SQLite waits for another process' transaction. An upgrade of an SQLite
+        database leaves a backup file beside it. Raises DatabaseUrlInvalid, DriverMissing, DatabaseUnavailable,
+        SchemaInvalid or SchemaTooNew.
         """
-        engine = _create_engine(parse_url(url))
+        engine = _create_engine(parse_url(url), BUSY_TIMEOUT_MS if busy_timeout_ms is None else busy_timeout_ms)
         try:
             with _foreign_errors(engine):
                 prepare_schema(engine, upgrades, writing=_write_transaction)
@@ -131,11 +133,11 @@ def describe(engine: Engine) -> str:
     return engine.url.render_as_string(hide_password=True)
 
 
-def _create_engine(url: URL) -> Engine:
+def _create_engine(url: URL, busy_timeout_ms: int) -> Engine:
     """An engine whose errors do not repeat parameters: those are prompts and answers."""
     if url.get_backend_name() == "sqlite":
         _make_directory(Path(str(url.database)).parent)
-        engine = create_engine(url, hide_parameters=True, connect_args={"timeout": BUSY_TIMEOUT_MS / 1000})
+        engine = create_engine(url, hide_parameters=True, connect_args={"timeout": busy_timeout_ms / 1000})
         event.listen(engine, "connect", _configure_sqlite)
         event.listen(engine, "begin", _begin_sqlite)
         return engine
@@ -157,7 +159,6 @@ def _configure_sqlite(connection: sqlite3.Connection, _record: Any) -> None:
     # None: the driver starts no transaction of its own, `_begin_sqlite` does.
     connection.isolation_level = None
     cursor = connection.cursor()
-    cursor.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}")
     cursor.execute("PRAGMA journal_mode = WAL")
     cursor.execute("PRAGMA synchronous = NORMAL")
     cursor.execute("PRAGMA foreign_keys = ON")

@@ -26,7 +26,7 @@ from storage.database import Database
 from storage.errors import StorageError
 from tasks import keys, lease
 from tasks.connection import connect, ping, translated
-from tasks.errors import QueueUnreachable, TaskError
+from tasks.errors import QueueFull, QueueUnreachable, TaskError
 from tasks.feeder import Feeder
 from tasks.publish import Publisher
 from tasks.reconciler import COUNT_S, Reconciler
@@ -52,6 +52,8 @@ STOPS_S = 1.0
 MODELS_S = 2.0
 #: milliseconds for which a turn waits for records
 BLOCK_MS = 250
+#: for the bookkeeper's database: it has other duties than to wait for a lock
+BUSY_TIMEOUT_MS = 2_000
 #: seconds to wait after a failure; doubles up to the second value
 RETRY_S, MAX_RETRY_S = 1.0, 4.0
 
@@ -63,6 +65,8 @@ class Duty:
     name: str
     period_s: float
     work: Callable[[float], object]
+    #: whether it does without the database
+    needs_none: bool = False
     due: float = float("-inf")
 
 
@@ -87,7 +91,7 @@ class Bookkeeper:
         reconciler = Reconciler(database, client, publisher, settings.scan_interval_s)
         stopper = Stopper(database, client, lambda: self._clock())
         self._duties = [
-            Duty("look after heads", HEADS_S, Restorer(client).turn),
+            Duty("look after heads", HEADS_S, Restorer(client).turn, needs_none=True),
             Duty("mirror the served names", MODELS_S, lambda _: mirror_models(client, database)),
             Duty("stop jobs", STOPS_S, lambda _: stopper.turn()),
             Duty("feed", FEED_S, lambda _: feeder.feed()),
@@ -101,7 +105,10 @@ class Bookkeeper:
         while not stop.is_set():
             try:
                 self.turn(stop)
-            except (TaskError, StorageError) as error:
+            except StorageError as error:
+                retry_s = RETRY_S  # the duties that do without the database must not wait longer
+                log.error("%s; trying again in %.0f s", error, retry_s)
+            except TaskError as error:
                 log.error("%s; trying again in %.0f s", error, retry_s)
             except Exception:
                 log.exception("the bookkeeper failed; trying again in %.0f s", retry_s)
@@ -117,20 +124,22 @@ class Bookkeeper:
     def turn(self, stop: threading.Event, block_ms: int = BLOCK_MS) -> None:
         """Record what waits, then do what is due. Without the tenure, only wait for it.
 
-        What fails is due again one period later; a database that fails keeps no duty back that can do without.
-        Raises a TaskError, or the first StorageError when the turn is over.
+        What fails is due again one period later. A database that fails keeps no duty back that can do without, and is
+        waited for once a turn; a queue server that is full keeps none back that makes room. Raises QueueUnreachable or
+        QueueRefused, or the first StorageError or QueueFull when the turn is over.
         """
-        failures: list[StorageError] = []
+        failures: list[Exception] = []
         with translated():
             if not self._holds_tenure():
                 stop.wait(1.0)
                 return
-            _attempt(lambda: self._recorder.record(block_ms), failures)
-            for duty in self._duties:
-                now = self._clock()
-                if now >= duty.due and not stop.is_set():
-                    duty.due = now + duty.period_s
-                    _attempt(partial(duty.work, now), failures)
+        _attempt(lambda: self._recorder.record(block_ms), failures)
+        for duty in self._duties:
+            now = self._clock()
+            held_up = any(isinstance(failure, StorageError) for failure in failures) and not duty.needs_none
+            if now >= duty.due and not held_up and not stop.is_set():
+                duty.due = now + duty.period_s
+                _attempt(partial(duty.work, now), failures)
         if failures:
             raise failures[0]
 
@@ -163,10 +172,11 @@ class Bookkeeper:
         return holds
 
 
-def _attempt(work: Callable[[], object], failures: list[StorageError]) -> None:
+def _attempt(work: Callable[[], object], failures: list[Exception]) -> None:
     try:
-        work()
-    except StorageError as error:
+        with translated():
+            work()
+    except (StorageError, QueueFull) as error:
         failures.append(error)
 
 

@@ -48,6 +48,13 @@ redis.call('XADD', KEYS[4], 'MAXLEN', 1, '*', 'rung', '')
 return 1
 """
 
+_PUT_ASIDE = """#!lua flags=allow-oom
+if redis.call('HDEL', KEYS[1], ARGV[1]) == 0 then return 0 end
+redis.call('ZREM', KEYS[2], ARGV[1])
+redis.call('XADD', KEYS[3], 'MAXLEN', 1000, '*', 'kind', 'message', 'json', ARGV[2])
+return 0
+"""
+
 _FORGET = """
 if redis.call('EXISTS', KEYS[1], KEYS[2]) > 0 then return 0 end
 return redis.call('SREM', KEYS[3], ARGV[1])
@@ -203,7 +210,8 @@ def restore_unacked(client: redis.Redis, head_id: str | None, tags: Sequence[str
 
     All of them, or those with these delivery tags. Each moves atomically, and only if it is still there:
     concurrent restores and late acknowledgements do no harm. For a front that hands back, a head that starts,
-    and one whose presence lapsed. Two round trips and one per `RESTORED_AT_ONCE`. Returns the number moved.
+    and one whose presence lapsed. What is no message is put aside. Two round trips and one per `RESTORED_AT_ONCE`.
+    Returns the number moved.
     """
     unacked, index = keys.unacked(head_id), keys.unacked_index(head_id)
     taken: Any = client.zrange(index, 0, -1, withscores=True)
@@ -215,9 +223,13 @@ def restore_unacked(client: redis.Redis, head_id: str | None, tags: Sequence[str
     for start in range(0, len(ordered), RESTORED_AT_ONCE):
         pipeline = client.pipeline(transaction=False)
         for tag in ordered[start : start + RESTORED_AT_ONCE]:
-            message, _, routing_key = json.loads(messages[tag])
-            ready, body = _redelivered(message, routing_key)
-            pipeline.eval(_RESTORE, 4, unacked, index, ready, keys.bell(routing_key), tag, body)
+            try:
+                routing_key, ready, body = _redelivered(messages[tag])
+            except (ValueError, TypeError, RecursionError) as error:
+                log.error("put aside what %s had taken and is no message: %s", head_id or keys.NO_HEAD, error)
+                pipeline.eval(_PUT_ASIDE, 3, unacked, index, keys.REJECTED, tag, messages[tag])
+            else:
+                pipeline.eval(_RESTORE, 4, unacked, index, ready, keys.bell(routing_key), tag, body)
         moved += sum(int(done) for done in pipeline.execute())
     return moved
 
@@ -235,8 +247,14 @@ def _text(value: bytes | str) -> str:
     return value.decode() if isinstance(value, bytes) else value
 
 
-def _redelivered(message: dict[str, object], routing_key: str) -> tuple[str, str]:
-    """The ready list and the body with which kombu would restore this message."""
+def _redelivered(stored: bytes | str) -> tuple[str, str, str]:
+    """The queue, the ready list and the body with which kombu would restore this message.
+
+    Raises ValueError, TypeError or RecursionError for what is none.
+    """
+    message, _, routing_key = json.loads(stored)
+    if not isinstance(message, dict) or not isinstance(routing_key, str):
+        raise TypeError(f"expected a message and its queue, got {type(message).__name__}, {type(routing_key).__name__}")
     headers, properties = message.get("headers"), message.get("properties")
     priority = 0
     if isinstance(headers, dict):
@@ -246,4 +264,5 @@ def _redelivered(message: dict[str, object], routing_key: str) -> tuple[str, str
         info = properties.get("delivery_info")
         if isinstance(info, dict):
             info["redelivered"] = True
-    return keys.ready_at(routing_key, min(max(priority, 0), keys.PRIORITIES[-1])), json.dumps(message)
+    ready = keys.ready_at(routing_key, min(max(priority, 0), keys.PRIORITIES[-1]))
+    return routing_key, ready, json.dumps(message)

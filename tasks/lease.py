@@ -22,10 +22,11 @@ DONE = "done"
 TRIES_S = 24 * 3600
 
 # Leases are small and renewed: a server short of memory must not make those who work look dead.
-_ALLOW_OOM = "#!lua flags=allow-oom\n"
+#: first line of a script that may write on a server that is full
+ALLOW_OOM = "#!lua flags=allow-oom\n"
 
 _TAKE = (
-    _ALLOW_OOM
+    ALLOW_OOM
     + """
 local value = redis.call('GET', KEYS[1])
 if value == ARGV[3] then return 'done' end
@@ -36,7 +37,7 @@ return 'held'
 )
 
 _ACQUIRE = (
-    _ALLOW_OOM
+    ALLOW_OOM
     + """
 local value = redis.call('GET', KEYS[1])
 if value == ARGV[3] then return {'done', 0, false} end
@@ -51,7 +52,7 @@ return {'held', redis.call('SCARD', KEYS[2]), false}
 )
 
 _RENEW = (
-    _ALLOW_OOM
+    ALLOW_OOM
     + """
 local states = {}
 local alive = redis.call('GET', KEYS[#KEYS])

@@ -36,6 +36,8 @@ COUNT_S = 5.0
 CONFIRM_S = 5.0
 #: jobs asked for, and queued again, at a time
 _CHUNK = 500
+#: records looked at at a time: with log probabilities one is up to some 13 MB
+_PAGE = 4
 
 
 class Reconciler:
@@ -90,7 +92,7 @@ class Reconciler:
             missing.pop(task_id, None)
         for chunk in _chunks(iter(list(missing))):
             self._drop_leased_or_done(chunk, missing)
-        for task_id in self._unrecorded_ids():
+        for task_id in self._unrecorded_ids() if missing else ():
             missing.pop(task_id, None)
         return missing
 
@@ -113,9 +115,14 @@ class Reconciler:
 
     def _unrecorded_ids(self) -> Iterator[str]:
         """The bookkeeper may have been away for longer than done markers live."""
-        entries: Any = self._client.xrange(keys.RESULTS)
-        for _, fields in entries:
-            yield fields.get(b"task", b"").decode()
+        start = "-"
+        while entries := self._records_from(start):
+            yield from (fields.get(b"task", b"").decode() for _, fields in entries)
+            start = f"({entries[-1][0].decode()}"
+
+    def _records_from(self, start: str) -> list[tuple[bytes, dict[bytes, bytes]]]:
+        entries: Any = self._client.xrange(keys.RESULTS, start, count=_PAGE)
+        return list(entries)
 
     def _republish(self, jobs: list[InFlightJob]) -> int:
         claimed = reclaim(self._database, jobs)

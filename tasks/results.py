@@ -17,7 +17,7 @@ from relay.plain import from_plain
 from tasks import keys
 from tasks.errors import RecordInvalid
 from tasks.generation import GenerationTask, Outcome
-from tasks.lease import DONE
+from tasks.lease import ALLOW_OOM, DONE
 
 #: seconds for which a finished attempt is remembered, so that a late second delivery is not generated again
 DONE_MARKER_S = 3600
@@ -29,6 +29,22 @@ READ_BYTES = 16 << 20
 _FIRST_COUNT = 25
 #: unreadable records kept for a look
 _REJECTED_KEPT = 1000
+
+# What makes room must not need any: both run on a server that is full.
+_MAKE_GROUP = (
+    ALLOW_OOM
+    + """
+return redis.call('XGROUP', 'CREATE', KEYS[1], ARGV[1], '0', 'MKSTREAM')
+"""
+)
+_REJECT = (
+    ALLOW_OOM
+    + """
+if #ARGV > 3 then redis.call('XADD', KEYS[2], 'MAXLEN', ARGV[3], '*', unpack(ARGV, 4)) end
+redis.call('XACK', KEYS[1], ARGV[1], ARGV[2])
+return redis.call('XDEL', KEYS[1], ARGV[2])
+"""
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +109,6 @@ class ResultsReader:
     def __init__(self, client: redis.Redis, consumer: str = "bookkeeper") -> None:
         self._client = client
         self._consumer = consumer
-        self._group_known = False
         #: whether our own pending entries, read by us or a predecessor but not settled, may be left
         self._pending = True
         #: records that are `READ_BYTES` together, going by the ones read last
@@ -106,7 +121,6 @@ class ResultsReader:
 
         After a failure call `reread` so that the unsettled entries come again.
         """
-        self._ensure_group()
         if self._pending:
             entries = self._read("0", count, None)
             if entries:
@@ -117,7 +131,6 @@ class ResultsReader:
     def reread(self) -> None:
         """Start over with the unsettled entries: what was read last may not have been recorded."""
         self._pending = True
-        self._group_known = False
 
     def settle(self, entries: list[bytes]) -> None:
         """The entries are recorded: acknowledge and delete them."""
@@ -130,17 +143,12 @@ class ResultsReader:
 
     def reject(self, entry: bytes, fields: dict[bytes, bytes] | None) -> None:
         """Move an unreadable entry aside, where it hurts no other record."""
-        pipeline = self._client.pipeline(transaction=True)
-        if fields:
-            pipeline.xadd(keys.REJECTED, fields, maxlen=_REJECTED_KEPT)  # type: ignore[arg-type]
-        pipeline.xack(keys.RESULTS, keys.RESULTS_GROUP, entry)
-        pipeline.xdel(keys.RESULTS, entry)
-        pipeline.execute()
+        flat = [part for item in (fields or {}).items() for part in item]
+        names = (keys.RESULTS, keys.REJECTED)
+        self._client.eval(_REJECT, len(names), *names, keys.RESULTS_GROUP, entry, _REJECTED_KEPT, *flat)
 
     def _read(self, start: str, count: int, block_ms: int | None) -> list[tuple[bytes, dict[bytes, bytes]]]:
-        reply: Any = self._client.xreadgroup(
-            keys.RESULTS_GROUP, self._consumer, {keys.RESULTS: start}, count=min(count, self._within), block=block_ms
-        )
+        reply = self._read_group(start, min(count, self._within), block_ms)
         entries: list[tuple[bytes, dict[bytes, bytes]]] = list(reply[0][1]) if reply else []
         if entries:
             largest = max(sum(map(len, (fields or {}).values())) for _, fields in entries)
@@ -148,12 +156,14 @@ class ResultsReader:
             self._within = max(1, min(2 * self._within, READ_COUNT, READ_BYTES // max(1, largest)))
         return entries
 
-    def _ensure_group(self) -> None:
-        if self._group_known:
-            return
-        try:
-            self._client.xgroup_create(keys.RESULTS, keys.RESULTS_GROUP, id="0", mkstream=True)
-        except redis.ResponseError as error:
-            if "BUSYGROUP" not in str(error):
-                raise
-        self._group_known = True
+    def _read_group(self, start: str, count: int, block_ms: int | None) -> Any:
+        """The group is made when reading finds none: a server that is full takes no needless command to make it."""
+        while True:
+            try:
+                return self._client.xreadgroup(
+                    keys.RESULTS_GROUP, self._consumer, {keys.RESULTS: start}, count=count, block=block_ms
+                )
+            except redis.ResponseError as error:
+                if not str(error).startswith("NOGROUP"):
+                    raise
+            self._client.eval(_MAKE_GROUP, 1, keys.RESULTS, keys.RESULTS_GROUP)

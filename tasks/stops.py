@@ -6,18 +6,32 @@ The database decides (`storage.stops`); this persisted hash on the queue server 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 import redis
 
 from tasks import keys
 from tasks.generation import StopReason
+from tasks.lease import ALLOW_OOM
+
+# Stopping jobs makes room: a server that is full must not refuse it.
+_FLAG = (
+    ALLOW_OOM
+    + """
+for i = 1, #ARGV, 2 do redis.call('HSET', KEYS[1], ARGV[i], ARGV[i + 1]) end
+return 0
+"""
+)
+#: task ids flagged by one call
+_CHUNK = 500
 
 
 def flag(client: redis.Redis, stops: Mapping[str, StopReason]) -> None:
     """Ask whoever works on these task ids to stop. Repeating it changes nothing."""
-    if stops:
-        client.hset(keys.STOPS, mapping={task_id: reason.value for task_id, reason in stops.items()})
+    remaining = iter(stops.items())
+    while chunk := list(islice(remaining, _CHUNK)):
+        client.eval(_FLAG, 1, keys.STOPS, *(text for task_id, reason in chunk for text in (task_id, reason.value)))
 
 
 def flagged(client: redis.Redis, task_ids: Sequence[str]) -> dict[str, StopReason]:

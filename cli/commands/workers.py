@@ -251,9 +251,9 @@ def bookkeeper_command(**options: Any) -> None:
     shardq bookkeeper --metrics-port 9464
     """
     from cli.database import opened
-    from tasks.bookkeeper import run
+    from tasks.bookkeeper import BUSY_TIMEOUT_MS, run
     from tasks.settings import BookkeeperSettings
 
     die_with_parent()
-    with opened() as database:
+    with opened(BUSY_TIMEOUT_MS) as database:
         run(database, BookkeeperSettings(**given(**options)))

@@ -7,18 +7,21 @@ import dataclasses
 import json
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from redis.exceptions import OutOfMemoryError
 
 from storage.batches import get_batch
-from storage.errors import DatabaseUnavailable
+from storage.errors import DatabaseBusy, DatabaseUnavailable, DiskFull
 from storage.job_records import JobRow
 from storage.jobs import claim_waiting, iterate_results, window
 from storage.served_models import list_models
 from storage.states import BatchStatus, JobState
+from storage.stops import cancel_batch
 from tasks import heads, keys, lease, queues, results
 from tasks.bookkeeper import Bookkeeper
 from tasks.connection import translated
@@ -26,7 +29,7 @@ from tasks.errors import QueueFull, QueueUnreachable
 from tasks.feeder import Feeder, feed_once
 from tasks.generation import GenerationRequest, GenerationTask
 from tasks.publish import Publication
-from tasks.reconciler import CONFIRM_S
+from tasks.reconciler import CONFIRM_S, Reconciler
 from tests.bookkeeping import MODEL, Office, head_info, open_office, outcome, submit
 
 GO_ON = threading.Event()
@@ -205,6 +208,30 @@ def test_while_the_recorder_is_behind_nothing_counts_as_lost(office: Office) -> 
     assert waiting(office).total() == 0
 
 
+def test_an_outcome_that_waits_for_the_recorder_is_a_sign_of_life_and_few_are_read_at_a_time(
+    office: Office, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    submit(office.database, 10)
+    turn(office, office.bookkeeper())
+    lost, *done = take(office, 10)
+    for task in done:
+        results.publish_outcome(office.client, outcome(task.job))
+        office.client.delete(keys.job(task.task_id))  # the bookkeeper was away for an hour
+    sizes: list[int] = []
+    xrange = office.client.xrange
+
+    def counted(*arguments: Any, **options: Any) -> Any:
+        entries = xrange(*arguments, **options)
+        sizes.append(len(entries))
+        return entries
+
+    monkeypatch.setattr(office.client, "xrange", counted)
+    reconciler = Reconciler(office.database, office.client, office.publisher, 30)
+    assert [reconciler.scan(now) for now in (0.0, 31.0)] == [0, 1]
+    assert list(waiting(office)) == [lost.task_id]
+    assert (sum(sizes), max(sizes)) == (2 * len(done), 4)
+
+
 def test_what_a_head_without_presence_had_taken_is_queued_again(office: Office) -> None:
     submit(office.database, 4)
     bookkeeper = office.bookkeeper()
@@ -344,20 +371,112 @@ def test_publications_of_one_task_twice_stand_twice_and_are_one_task(office: Off
     assert list(waiting(office).values()) == [2]
 
 
-def test_results_are_recorded_on_a_server_that_is_full_and_make_room_again(office: Office) -> None:
+@contextmanager
+def full(office: Office) -> Iterator[None]:
+    """The queue server takes nothing that needs memory."""
+    office.client.config_set("maxmemory", 1)
+    try:
+        yield
+    finally:
+        office.client.config_set("maxmemory", 0)
+
+
+def failing(error: Exception) -> Callable[..., None]:
+    def fail(*_: object) -> None:
+        raise error
+
+    return fail
+
+
+@pytest.mark.parametrize("before", ["it went on", "it was started anew", "the database failed"])
+def test_results_are_recorded_on_a_server_that_is_full_and_make_room_again(
+    office: Office, monkeypatch: pytest.MonkeyPatch, before: str
+) -> None:
     batch = submit(office.database, 2)
     bookkeeper = office.bookkeeper()
     turn(office, bookkeeper)
     for task in take(office, 2):
         results.publish_outcome(office.client, outcome(task.job))
-    office.client.config_set("maxmemory", 1)
-    try:
-        office.clock.now += 10
-        turn(office, bookkeeper)
+    with full(office):
+        if before == "it was started anew":
+            bookkeeper.close()
+            bookkeeper = office.bookkeeper()
+        if before == "the database failed":
+            with monkeypatch.context() as patch:
+                patch.setattr("tasks.recorder.record_outcomes", failing(DiskFull("no room")))
+                with pytest.raises(DiskFull):
+                    turn(office, bookkeeper, 10)
+        turn(office, bookkeeper, 10)
         assert [job.state for job in jobs(office, batch)] == [JobState.COMPLETED] * 2
         assert office.client.xlen(keys.RESULTS) == 0
-    finally:
-        office.client.config_set("maxmemory", 0)
+
+
+def test_a_full_server_without_a_reader_yet_gets_one(office: Office) -> None:
+    batch = submit(office.database, 1)
+    (job,) = claim_waiting(office.database, MODEL, max_jobs=1, max_bytes=1000)
+    results.publish_outcome(office.client, outcome(job.id))
+    with full(office):
+        turn(office, office.bookkeeper())
+    assert jobs(office, batch)[0].state is JobState.COMPLETED
+
+
+def test_a_record_nobody_can_read_leaves_a_full_server(office: Office) -> None:
+    bookkeeper = office.bookkeeper()
+    turn(office, bookkeeper)
+    office.client.xadd(keys.RESULTS, {"kind": "outcome", "json": "{"})
+    with full(office):
+        turn(office, bookkeeper, 1)
+    assert (office.client.xlen(keys.RESULTS), office.client.xlen(keys.REJECTED)) == (0, 1)
+
+
+def test_cancelling_makes_room_on_a_server_that_is_full(office: Office) -> None:
+    batch = submit(office.database, 2)
+    bookkeeper = office.bookkeeper()
+    turn(office, bookkeeper)
+    cancel_batch(office.database, batch)
+    with full(office):
+        turn(office, bookkeeper, 10)
+        assert [job.state for job in jobs(office, batch)] == [JobState.CANCELLED] * 2
+        assert waiting(office).total() == 0
+
+
+def test_a_duty_that_a_full_server_refuses_keeps_no_other_back(office: Office, monkeypatch: pytest.MonkeyPatch) -> None:
+    submit(office.database, 2)
+    monkeypatch.setattr("tasks.bookkeeper.mirror_models", failing(OutOfMemoryError("OOM")))
+    with pytest.raises(QueueFull):
+        turn(office, office.bookkeeper())
+    assert waiting(office).total() == 2
+
+
+def test_a_locked_database_is_waited_for_once_a_turn(office: Office, monkeypatch: pytest.MonkeyPatch) -> None:
+    submit(office.database, 2)
+    bookkeeper = office.bookkeeper()
+    with monkeypatch.context() as patch:
+        patch.setattr("tasks.stopper.expire_due", failing(DatabaseBusy("locked")))
+        with pytest.raises(DatabaseBusy):
+            turn(office, bookkeeper)
+    assert waiting(office).total() == 0  # the feeder did not wait for it, too
+    turn(office, bookkeeper)
+    assert waiting(office).total() == 2
+
+
+@pytest.mark.parametrize("message", ["not json", "[]", "{}", '{"headers": 1}', "[" * 5000])
+def test_a_message_nobody_can_read_keeps_no_other_from_its_turn(office: Office, message: str) -> None:
+    batch = submit(office.database, 2)
+    office.client.lpush(keys.queue(MODEL), message)
+    office.client.hset(keys.unacked("h1"), "tag", message)
+    office.client.sadd(keys.HEADS, "h1")
+    bookkeeper = office.bookkeeper()
+    turn(office, bookkeeper)
+    assert waiting(office).total() == 3
+    cancel_batch(office.database, batch)
+    turn(office, bookkeeper, 1)
+    assert [job.state for job in jobs(office, batch)] == [JobState.CANCELLED] * 2
+    for _ in range(5):  # a scan for lost jobs, and a head that is gone
+        turn(office, bookkeeper, 10)
+    assert queues.num_unacked(office.client, "h1") == 0
+    ((_, fields),) = office.client.xrange(keys.REJECTED)
+    assert fields[b"json"] == message.encode()
 
 
 @pytest.mark.parametrize(
@@ -391,11 +510,8 @@ def test_a_database_that_fails_keeps_no_dead_heads_jobs_from_others(
     turn(office, bookkeeper)
     take(office, 2, "h1")
 
-    def full(*_: object) -> None:
-        raise DatabaseUnavailable("disk full")
-
-    monkeypatch.setattr("tasks.recorder.record_outcomes", full)
-    monkeypatch.setattr("tasks.stopper.expire_due", full)
+    monkeypatch.setattr("tasks.recorder.record_outcomes", failing(DatabaseUnavailable("disk full")))
+    monkeypatch.setattr("tasks.stopper.expire_due", failing(DatabaseUnavailable("disk full")))
     for _ in range(6):
         office.clock.now += 1
         with pytest.raises(DatabaseUnavailable):
