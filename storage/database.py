@@ -194,7 +194,7 @@ def _translate(where: str, error: DBAPIError) -> StorageError:
     lines = str(original).strip().splitlines()
     code = original.sqlite_errorname if isinstance(original, sqlite3.Error) else ""
     if code.startswith("SQLITE_BUSY"):
-        return DatabaseBusy(f"{where} is locked by another process for over {BUSY_TIMEOUT_MS // 1000} s")
+        return DatabaseBusy(f"{where} is locked by another process")
     if code == "SQLITE_FULL":
         return DiskFull(f"{where}: the disk is full: nothing was written; make room, what waits is kept")
     return DatabaseUnavailable(f"{where}: {lines[0] if lines else type(original).__name__}")

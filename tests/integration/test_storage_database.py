@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Connection, text
 
-from storage import database as database_module
 from storage.batch_records import NewBatch
 from storage.batches import begin_submission, get_batch, list_batches
 from storage.database import Database
@@ -146,10 +145,9 @@ def test_sqlite_is_in_wal_mode_and_readers_do_not_wait_for_a_writer(tmp_path: Pa
             assert reader.execute(text("SELECT count(*) FROM counter")).scalar_one() == 1
 
 
-def test_a_lock_held_too_long_is_reported_as_busy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(database_module, "BUSY_TIMEOUT_MS", 100)
+def test_a_lock_held_too_long_is_reported_as_busy(tmp_path: Path) -> None:
     with (
-        Database.open(f"sqlite:///{tmp_path}/x.sqlite3") as db,
+        Database.open(f"sqlite:///{tmp_path}/x.sqlite3", busy_timeout_ms=100) as db,
         db.write(),
         pytest.raises(DatabaseBusy, match="is locked by another process"),
     ):

@@ -58,6 +58,7 @@ class Engine:
         self.sessions = sessions
         self.patience: list[float] = []
         self.num_looks = 0
+        self.num_handed_back = 0
 
     def open(self, courier: Courier, slots: int, *, tail_id: str) -> None:
         self.patience.append(courier.give_up_after_s)
@@ -67,6 +68,9 @@ class Engine:
 
     def apply_stops(self) -> None:
         self.num_looks += 1
+
+    def hand_back_all(self) -> None:
+        self.num_handed_back += 1
 
 
 @pytest.mark.parametrize(
@@ -95,6 +99,28 @@ def test_jobs_are_stopped_while_there_is_no_tail_and_the_tail_that_was_lost_is_r
     HeadWorker(engine, Mock(), Mock()).serve(sessions, stop, None)  # type: ignore[arg-type]
     assert engine.num_looks == 2
     assert sessions.blamed == ["tail-00000002", "tail-00000001"]
+
+
+def test_a_head_that_gave_up_on_tails_keeps_no_job_that_is_brought_to_it_later() -> None:
+    class NoOther(Sessions):
+        """The tail that is lost was the only one."""
+
+        def wait(
+            self, stop: threading.Event, timeout_s: float | None, meanwhile: Callable[[], None] = lambda: None
+        ) -> Any:
+            if self.left:
+                return super().wait(stop, timeout_s)
+            for _ in range(3):
+                meanwhile()
+            if timeout_s is None:
+                stop.set()
+            return None
+
+    stop = threading.Event()
+    sessions = NoOther([LinkLost("died")], stop)
+    engine = Engine(sessions)
+    HeadWorker(engine, Mock(), Mock()).serve(sessions, stop, None)  # type: ignore[arg-type]
+    assert (engine.num_looks, engine.num_handed_back) == (6, 1 + 3)
 
 
 class Steps:

@@ -59,8 +59,8 @@ def test_rounds_are_counted_by_what_was_drafted_and_accepted_of_it_and_add_up_ov
 
     metrics = Ledger.together([first, second]).metrics()
 
-    assert first.metrics().rounds_by_draft == ((1,), (0, 0), (0, 1, 1))
-    assert metrics.rounds_by_draft == ((1,), (1, 0), (0, 1, 1))
+    assert first.metrics().rounds_by_draft == ((1,), (0, 0), (0, 0, 1), (0, 1, 0, 0))
+    assert metrics.rounds_by_draft == ((1,), (0, 0), (1, 0, 1), (0, 1, 0, 0))
     assert sum(map(sum, metrics.rounds_by_draft)) == metrics.rounds
     drafted = sum(length * sum(counts) for length, counts in enumerate(metrics.rounds_by_draft))
     accepted = sum(number * count for counts in metrics.rounds_by_draft for number, count in enumerate(counts))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from relay.errors import LinkLost
@@ -34,6 +34,8 @@ class InFlight:
 
     lane: int
     frame: Frame
+    #: by row: likeliest tokens wanted at each position, None for no log probabilities
+    num_top: tuple[int | None, ...]
     first_sent: float
     last_sent: float
     num_bytes: int
@@ -95,7 +97,8 @@ class Courier:
         if isinstance(frame, Prefill) and frame.last:
             self._num_top[frame.slot] = frame.sampling.logprobs
         num_bytes = self._link.send(lane, frame)
-        self._in_flight[frame.number] = InFlight(lane, frame, now, now, num_bytes)
+        wanted = tuple(self._num_top.get(row.slot) for row in _rows(frame))
+        self._in_flight[frame.number] = InFlight(lane, frame, wanted, now, now, num_bytes)
         return num_bytes
 
     def receive(self, timeout_s: float) -> Answered | None:
@@ -118,7 +121,7 @@ class Courier:
         in_flight = self._in_flight.get(verdict.number)
         if in_flight is None:  # the second answer to a frame that was sent twice
             return None
-        problem = misfit(in_flight.frame, verdict, self._vocab_size, self._num_top)
+        problem = misfit(in_flight.frame, verdict, self._vocab_size, in_flight.num_top)
         if problem is not None:
             log.warning("verdict on frame %d dropped: %s", verdict.number, problem)
             return None
@@ -148,12 +151,12 @@ class Courier:
                 in_flight.num_bytes += self._link.send(in_flight.lane, in_flight.frame)
 
 
-def misfit(frame: Frame, verdict: Verdict, vocab_size: int, num_top: Mapping[int, int | None]) -> str | None:
-    """Why a verdict is no answer to this frame; None if it is one. `num_top`: as `Courier` knows it of every slot."""
-    rows = frame.rows if isinstance(frame, Round) else (frame,)
+def misfit(frame: Frame, verdict: Verdict, vocab_size: int, num_top: Sequence[int | None]) -> str | None:
+    """Why a verdict is no answer to this frame; None if it is one. `num_top`: as of `InFlight`."""
+    rows = _rows(frame)
     if len(verdict.rows) != len(rows):
         return f"it answers {len(verdict.rows)} rows of {len(rows)}"
-    for row, answer in zip(rows, verdict.rows, strict=True):
+    for row, answer, wanted in zip(rows, verdict.rows, num_top, strict=True):
         if (answer.slot, answer.generation, answer.round) != (row.slot, row.generation, row.round):
             return f"its answer for slot {row.slot} belongs to another row"
         if not isinstance(answer, Accepted):
@@ -162,9 +165,13 @@ def misfit(frame: Frame, verdict: Verdict, vocab_size: int, num_top: Mapping[int
             return f"what it accepts for slot {row.slot} was not proposed"
         if any(token >= vocab_size for token in _tokens_of(answer)):
             return f"a token for slot {row.slot} is not in the vocabulary of {vocab_size}"
-        if not _has_logprobs(answer, num_top.get(row.slot), vocab_size):
+        if not _has_logprobs(answer, wanted, vocab_size):
             return f"the log probabilities for slot {row.slot} are not those asked for"
     return None
+
+
+def _rows(frame: Frame) -> Sequence[Draft | Prefill | Release]:
+    return frame.rows if isinstance(frame, Round) else (frame,)
 
 
 def _tokens_of(answer: Accepted) -> Iterator[int]:

@@ -107,7 +107,8 @@ class Ledger:
         """Count a speculative round; what lies behind a cut of the text (`kept` tokens stay) does not count."""
         self.rounds += 1
         self.round_tokens += kept
-        drafted, accepted = min(drafted, kept), min(accepted, kept)
+        if kept <= accepted:
+            drafted = accepted = kept
         self.drafted += drafted
         self.accepted += accepted
         while len(self.by_draft) <= drafted:

@@ -300,5 +300,10 @@ class HeadWorker:
         if session is None and not stop.is_set():
             log.warning("no tail for %g s: handing every job back", HAND_BACK_AFTER_S)
             self._engine.hand_back_all()
-            session = search.wait(stop, None, self._engine.apply_stops)
+            session = search.wait(stop, None, self._give_back)
         return session
+
+    def _give_back(self) -> None:
+        """A front that was still waiting for a job's lease may have brought it since."""
+        self._engine.apply_stops()
+        self._engine.hand_back_all()
