@@ -11,6 +11,7 @@ from storage.errors import JobNotFound
 from storage.filters import JobFilter
 from storage.job_records import JobRow
 from storage.job_rows import read_rows, with_large
+from storage.states import BatchStatus
 from storage.tables import batch, job
 
 
@@ -19,7 +20,8 @@ def find_jobs(
 ) -> Iterator[JobRow]:
     """The ended jobs that meet the filter: batch after batch, oldest first, each in input order.
 
-    Read page by page, each in a transaction of its own, as `iterate_results` does.
+    Across batches, one that is still validating is left out: the results it took over are not published yet. Read page
+    by page, each in a transaction of its own, as `iterate_results` does.
     """
     conditions = wanted.clauses()
     for one in [batch_id] if batch_id is not None else _batches_with(db, wanted):
@@ -39,6 +41,7 @@ def request_of(db: Database, job_id: str) -> str:
 
 
 def _batches_with(db: Database, wanted: JobFilter) -> list[str]:
-    query = select(batch.c.id).where(exists().where(job.c.batch_id == batch.c.id, *wanted.clauses()))
+    has_wanted = exists().where(job.c.batch_id == batch.c.id, *wanted.clauses())
+    query = select(batch.c.id).where(batch.c.status != BatchStatus.VALIDATING, has_wanted)
     with db.read() as connection:
         return list(connection.execute(query.order_by(batch.c.created_at, batch.c.id)).scalars())

@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import count
 
 import pytest
+from sqlalchemy import Connection
 
+from storage import reuse as reuse_module
 from storage.batch_records import BatchRow, Counts, NewBatch, Submission
 from storage.batches import add_jobs, begin_submission, get_batch, publish_batch
 from storage.database import Database
 from storage.errors import SubmissionSuperseded
 from storage.figures import batch_figures
+from storage.filters import JobFilter
 from storage.job_records import ClaimedJob, NewJob, OutcomeRow
 from storage.jobs import claim_waiting, get_job, iterate_results, progress
 from storage.outcomes import record_outcomes
+from storage.queries import find_jobs
 from storage.retention import delete_batch
 from storage.reuse import reuse_results
 from storage.served_models import upsert_model
 from storage.states import BatchStatus, JobState
+from storage.stops import cancel_batch
 from tests.integration.storage_databases import START, Clock
 
 pytest_plugins = ["tests.integration.storage_databases"]
@@ -49,7 +57,7 @@ def submit(db: Database, *requests: str, reuse: bool = False, model: str = "m") 
 
 def run(db: Database, state: JobState = JobState.COMPLETED, model: str = "m") -> list[ClaimedJob]:
     """End all that waits."""
-    claimed = claim_waiting(db, model, max_jobs=99, max_bytes=10**9)
+    claimed = claim_waiting(db, model, max_jobs=9_999, max_bytes=10**9)
     outcomes = [
         OutcomeRow(item.id, 1, "h", state, f"text of {item.custom_id}", (1, 2, 3), "stop", prompt_tokens=7, rounds=2)
         for item in claimed
@@ -201,3 +209,102 @@ def test_many_jobs_are_looked_up_page_by_page(db: Database) -> None:
 
     assert reuse_results(db, submission) == 833
     assert publish_batch(db, submission).counts == Counts(waiting=1667, completed=833)
+
+
+def steps_of(db: Database, act: Callable[[], object]) -> int:
+    """How many steps SQLite's machine takes for it, in tens."""
+    with db.read() as connection:
+        driver = connection.connection.driver_connection
+    assert driver is not None
+    ticks = count(1)
+    # Anything but 0 would interrupt.
+    driver.set_progress_handler(lambda: next(ticks) * 0, 10)
+    act()
+    driver.set_progress_handler(None, 0)
+    return next(ticks)
+
+
+def test_equal_requests_read_their_stored_twins_once(db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    if db.sqlite_file is None:
+        pytest.skip("PostgreSQL does not count its steps")
+    monkeypatch.setattr(reuse_module, "_PAGE", 10)
+    submit(db, *[request("a")] * 1000)
+    run(db)
+    few, many = write(db, *[request("a")] * 10), write(db, *[request("a")] * 40)
+
+    steps = steps_of(db, lambda: reuse_results(db, few))
+
+    assert steps_of(db, lambda: reuse_results(db, many)) < 2 * steps
+    assert publish_batch(db, many).counts == Counts(completed=40)
+
+
+def test_what_is_remembered_is_bounded(db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reuse_module, "_PAGE", 2)
+    monkeypatch.setattr(reuse_module, "_MAX_REMEMBERED", 2)
+    submit(db, *map(request, "abcdef"))
+    run(db)
+    batch = submit(db, *map(request, "abcdefaxbxcx"), reuse=True)
+    assert batch.counts == Counts(waiting=3, completed=9)
+
+
+def before_write(db: Database, number: int, act: Callable[[], object], patch: pytest.MonkeyPatch) -> None:
+    """Do something when the database is about to begin its write transaction of this number, from now."""
+    numbers, write_as_before = count(1), db.write
+
+    @contextmanager
+    def write() -> Iterator[Connection]:
+        if next(numbers) == number:
+            act()
+        with write_as_before() as connection:
+            yield connection
+
+    patch.setattr(db, "write", write)
+
+
+#: the write transaction of the second page: the first looks for profiles
+SECOND_PAGE = 3
+
+
+def test_a_result_deleted_between_two_pages_is_replaced_by_the_next_oldest(
+    db: Database, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    oldest = submit(db, request("a"))
+    (first,) = run(db)
+    clock.now += 60
+    submit(db, request("a"))
+    (second,) = run(db)
+    submission = write(db, *[request("a")] * 5)
+    monkeypatch.setattr(reuse_module, "_PAGE", 2)
+    before_write(db, SECOND_PAGE, lambda: delete_batch(db, oldest.id), monkeypatch)
+
+    assert reuse_results(db, submission) == 5
+
+    batch = publish_batch(db, submission)
+    assert [job.reused_from for job in iterate_results(db, batch.id)] == [first.id] * 2 + [second.id] * 3
+
+
+def test_a_batch_cancelled_between_two_pages_takes_nothing_more(db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    submit(db, request("a"))
+    run(db)
+    submission = write(db, *[request("a")] * 5)
+    batch_id = submission.batch.id
+    monkeypatch.setattr(reuse_module, "_PAGE", 2)
+    before_write(db, SECOND_PAGE, lambda: cancel_batch(db, batch_id), monkeypatch)
+
+    with pytest.raises(SubmissionSuperseded):
+        reuse_results(db, submission)
+
+    batch = get_batch(db, batch_id)
+    assert (batch.status, batch.counts) == (BatchStatus.CANCELLED, Counts(completed=2, cancelled=3))
+
+
+def test_what_was_taken_over_is_found_once_its_batch_is_published(db: Database, clock: Clock) -> None:
+    submit(db, request("a"))
+    (source,) = run(db)
+    clock.now += 60
+    submission = write(db, request("a"))
+    reuse_results(db, submission)
+    assert [job.id for job in find_jobs(db, JobFilter())] == [source.id]
+
+    batch = publish_batch(db, submission)
+    assert [job.id for job in find_jobs(db, JobFilter())] == [source.id, f"{batch.id}-1"]
