@@ -23,6 +23,7 @@ from storage.errors import (
     StorageError,
 )
 from storage.migrations import UPGRADES, Upgrade, prepare_schema
+from storage.private_files import create_private
 
 #: how long a writer waits for another process' transaction, in milliseconds
 BUSY_TIMEOUT_MS = 10_000
@@ -67,9 +68,10 @@ class Database:
     ) -> Self:
         """Open the database at `url`, create its tables if there are none, and upgrade an older schema.
 
-        `busy_timeout_ms`: how long a write to SQLite waits for another process' transaction. An upgrade of an SQLite
-        database leaves a backup file beside it. Raises DatabaseUrlInvalid, DriverMissing, DatabaseUnavailable,
-        SchemaInvalid or SchemaTooNew.
+        `busy_timeout_ms`: how long a write to SQLite waits for another process' transaction. A new SQLite file belongs
+        to its user alone (mode 0600), one that exists keeps its mode. An upgrade of an SQLite database leaves a backup
+        file beside it, private too. Raises DatabaseUrlInvalid, DriverMissing, DatabaseUnavailable, SchemaInvalid or
+        SchemaTooNew.
         """
         engine = _create_engine(parse_url(url), BUSY_TIMEOUT_MS if busy_timeout_ms is None else busy_timeout_ms)
         try:
@@ -136,7 +138,7 @@ def describe(engine: Engine) -> str:
 def _create_engine(url: URL, busy_timeout_ms: int) -> Engine:
     """An engine whose errors do not repeat parameters: those are prompts and answers."""
     if url.get_backend_name() == "sqlite":
-        _make_directory(Path(str(url.database)).parent)
+        _make_file(url)
         engine = create_engine(url, hide_parameters=True, connect_args={"timeout": busy_timeout_ms / 1000})
         event.listen(engine, "connect", _configure_sqlite)
         event.listen(engine, "begin", _begin_sqlite)
@@ -145,6 +147,15 @@ def _create_engine(url: URL, busy_timeout_ms: int) -> Engine:
         return create_engine(url, hide_parameters=True, pool_pre_ping=True)
     except ModuleNotFoundError as error:
         raise DriverMissing("PostgreSQL needs psycopg: pip install 'shardq[postgres]'") from error
+
+
+def _make_file(url: URL) -> None:
+    """Make a new database's directory and file before SQLite does, which would let the umask decide who may read."""
+    path = Path(str(url.database))
+    _make_directory(path.parent)
+    # A URI may name no file at all (`mode=memory`), or one that must not be made (`mode=ro`).
+    if "uri" not in url.query:
+        create_private(path)
 
 
 def _make_directory(directory: Path) -> None:

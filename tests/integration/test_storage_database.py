@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import sqlite3
+import stat
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import closing
 from pathlib import Path
@@ -125,6 +128,77 @@ def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
 def test_the_data_directory_is_private(tmp_path: Path) -> None:
     Database.open(f"sqlite:///{tmp_path}/a/b/x.sqlite3").close()
     assert (tmp_path / "a" / "b").stat().st_mode & 0o077 == 0
+
+
+@pytest.fixture
+def shared(tmp_path: Path) -> Iterator[Path]:
+    """A directory that others may read, and a umask that lets them read what is made there."""
+    tmp_path.chmod(0o755)
+    before = os.umask(0o022)
+    yield tmp_path
+    os.umask(before)
+
+
+def modes(directory: Path) -> dict[str, int]:
+    return {path.name: stat.S_IMODE(path.stat().st_mode) for path in directory.iterdir()}
+
+
+def test_a_new_database_is_private_where_others_may_read_its_directory(shared: Path) -> None:
+    with Database.open(f"sqlite:///{shared}/x.sqlite3") as db:
+        begin_submission(db, NewBatch("hash"))
+        assert modes(shared) == dict.fromkeys(["x.sqlite3", "x.sqlite3-wal", "x.sqlite3-shm"], 0o600)
+
+
+def test_a_new_database_behind_a_link_is_private(shared: Path) -> None:
+    (shared / "link").symlink_to(shared / "x.sqlite3")
+    Database.open(f"sqlite:///{shared}/link").close()
+    assert modes(shared)["x.sqlite3"] == 0o600
+
+
+def test_a_database_that_exists_keeps_its_mode(shared: Path) -> None:
+    path = shared / "x.sqlite3"
+    path.touch()
+    path.chmod(0o660)
+    with Database.open(f"sqlite:///{path}") as db:
+        begin_submission(db, NewBatch("hash"))
+        assert set(modes(shared).values()) == {0o660}
+    path.chmod(0o644)
+    with Database.open(f"sqlite:///{path}") as db:
+        assert len(list_batches(db)) == 1
+    assert modes(shared) == {"x.sqlite3": 0o644}
+
+
+def test_the_backup_of_an_upgrade_is_private(shared: Path) -> None:
+    path = shared / "x.sqlite3"
+    Database.open(f"sqlite:///{path}").close()
+    path.chmod(0o644)
+    Database.open(f"sqlite:///{path}", upgrades=ADD_NOTE).close()
+    (backup,) = shared.glob("*.bak")
+    assert modes(shared) == {"x.sqlite3": 0o644, backup.name: 0o600}
+
+
+def test_a_file_that_cannot_be_made_is_told_as_sqlite_tells_it(tmp_path: Path) -> None:
+    with pytest.raises(DatabaseUnavailable, match="unable to open database file"):
+        Database.open(f"sqlite:///{tmp_path}/{'x' * 300}")
+
+
+@pytest.mark.filterwarnings("ignore:Selection of the SingletonThreadPool")
+def test_a_database_in_memory_makes_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with Database.open("sqlite:///file:name?mode=memory&cache=shared&uri=true") as db:
+        assert list_batches(db) == []
+        assert modes(tmp_path) == {}
+
+
+def test_a_database_opened_for_reading_is_not_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    address = "sqlite:///file:x.sqlite3?mode=ro&uri=true"
+    with pytest.raises(DatabaseUnavailable, match="unable to open database file"):
+        Database.open(address)
+    assert modes(tmp_path) == {}
+    Database.open("sqlite:///x.sqlite3").close()
+    with Database.open(address) as db:
+        assert list_batches(db) == []
 
 
 def test_an_unreachable_server_is_an_error_without_the_password() -> None:
