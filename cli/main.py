@@ -6,7 +6,7 @@ import importlib
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from difflib import get_close_matches
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
@@ -165,22 +165,9 @@ def _settings_problems(error: Exception) -> str | None:
     pydantic = sys.modules.get("pydantic")
     if pydantic is None or not isinstance(error, pydantic.ValidationError):
         return None
-    return "; ".join(_settings_lines(error))
+    from cli.setting_errors import described
 
-
-def _settings_lines(error: Any) -> Iterator[str]:
-    for problem in error.errors(include_url=False):
-        name = "_".join(str(part) for part in problem["loc"])
-        option = f"--{name.replace('_', '-')} (SHARDQ_{name.upper()})"
-        if problem["type"] == "missing":
-            yield f"{option} is not set"
-        elif problem["type"] == "value_error":
-            # Our own validators say it all; the input may hold a password.
-            yield str(problem["ctx"]["error"])
-        elif name.endswith("url"):
-            yield f"{option}: {problem['msg'].lower()}"
-        else:
-            yield f"{option}: {problem['msg'].lower()}, not {problem['input']!r}"
+    return described(error)
 
 
 def installed_version() -> str:

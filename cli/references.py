@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 
-from cli.errors import NotFound
+from cli.errors import CliError, NotFound
 from storage.batch_records import BatchRow
 from storage.batches import get_batch
 from storage.database import Database
-from storage.errors import BatchAmbiguous, BatchNotFound
+from storage.errors import BatchAmbiguous, BatchNotFound, StorageError
 from storage.job_records import JobRow
 from storage.jobs import get_job
 
@@ -16,6 +17,8 @@ from storage.jobs import get_job
 _JOB = re.compile(r"(?P<batch>.+)-(?P<line>[0-9]{1,9})(?:\.[0-9]+)?")
 #: how the ids of result lines begin
 _RESULT_LINE = "batch_req_"
+#: and those of batches
+_ID = "batch_"
 
 
 def batch_or_job(database: Database, reference: str) -> BatchRow | JobRow:
@@ -37,6 +40,16 @@ def batch_or_job(database: Database, reference: str) -> BatchRow | JobRow:
             ways = "expected an id, the beginning of one, a name, or BATCH-LINE (`shardq list` shows the batches)"
             raise NotFound(f"no batch or job {reference!r}: {ways}") from error
         return job
+
+
+def check_name(database: Database, name: str) -> None:
+    """Raises CliError for a name under which a batch would hide another one, or a job of one."""
+    if name.startswith(_ID):
+        raise CliError(f"--name {name!r}: ids begin with {_ID}, give the batch another name")
+    with suppress(NotFound, StorageError):
+        found = batch_or_job(database, name)
+        if isinstance(found, JobRow):
+            raise CliError(f"--name {name!r} means line {found.line} of {found.batch_id}: give the batch another name")
 
 
 def _job(database: Database, reference: str) -> JobRow | None:

@@ -19,7 +19,7 @@ def default_data_dir() -> Path:
 class CliSettings(BaseSettings):
     """Each field is also the environment variable `SHARDQ_<FIELD>`."""
 
-    model_config = SettingsConfigDict(env_prefix="SHARDQ_", frozen=True, extra="ignore")
+    model_config = SettingsConfigDict(env_prefix="SHARDQ_", frozen=True, extra="ignore", env_ignore_empty=True)
 
     #: database, embedded Redis and logs of this machine
     data_dir: Path = Field(default_factory=default_data_dir)

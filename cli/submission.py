@@ -11,6 +11,7 @@ from typing import BinaryIO
 from cli.errors import CliError, InputRefused
 from cli.input_file import Check, ErrorSink, digest, requests
 from cli.output import warn
+from cli.references import check_name
 from storage.batch_records import DEFAULT_PRIORITY, BatchRow, NewBatch, Submission
 from storage.batches import add_jobs, begin_submission, discard_batch, get_batch, publish_batch
 from storage.database import Database
@@ -140,6 +141,8 @@ def write_batch(
 
 
 def _begin(database: Database, order: Order, file_hash: str, endpoint: str | None) -> Submission:
+    if order.name is not None:
+        check_name(database, order.name)
     expires_at = None if order.expires_in_s is None else database.now() + order.expires_in_s
     new = NewBatch(
         file_hash,

@@ -112,6 +112,16 @@ class Database:
         with _foreign_errors(self._engine), _write_transaction(self._engine) as connection:
             yield connection
 
+    def damage(self) -> str | None:
+        """What is wrong with an SQLite file, and the way out; None if it is whole. Reads all of it."""
+        if self.sqlite_file is None:
+            return None
+        with self.read() as connection:
+            found = " ".join(str(connection.exec_driver_sql("PRAGMA quick_check(1)").scalar_one()).split())
+        if found == "ok":
+            return None
+        return f"{self.address} is damaged ({found}): take a backup, or save what is left with `sqlite3 … .recover`"
+
     def close(self) -> None:
         """Close all connections."""
         self._engine.dispose()

@@ -43,7 +43,9 @@ class WorkerSettings(BaseSettings):
     """What both halves need to know. Each field is also the environment variable `SHARDQ_<FIELD>`."""
 
     # The addresses may hold passwords: they are kept out of reprs and error messages.
-    model_config = SettingsConfigDict(env_prefix="SHARDQ_", frozen=True, extra="ignore", hide_input_in_errors=True)
+    model_config = SettingsConfigDict(
+        env_prefix="SHARDQ_", frozen=True, extra="ignore", hide_input_in_errors=True, env_ignore_empty=True
+    )
 
     #: Hugging Face directory, hub id or GGUF file of the target model
     model: str
@@ -205,7 +207,9 @@ class TailSettings(WorkerSettings):
 class CacheSettings(BaseSettings):
     """Where converted models are kept."""
 
-    model_config = SettingsConfigDict(env_prefix="SHARDQ_", frozen=True, extra="ignore", populate_by_name=True)
+    model_config = SettingsConfigDict(
+        env_prefix="SHARDQ_", frozen=True, extra="ignore", populate_by_name=True, env_ignore_empty=True
+    )
 
     #: where converted models are kept; None takes `shardq` in the user's cache directory
     cache_dir: Path | None = None

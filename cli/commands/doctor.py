@@ -152,10 +152,11 @@ def check_disk() -> Iterator[Finding]:
 
 
 def check_database() -> Iterator[Finding]:
-    """The database opens and has our schema."""
+    """The database opens, has our schema, and is whole."""
     try:
         with opened() as database:
-            yield ok("database", database.address)
+            damage = database.damage()
+            yield failed("database", damage) if damage else ok("database", database.address)
     except StorageError as error:
         yield failed("database", str(error))
 

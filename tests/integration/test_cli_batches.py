@@ -5,7 +5,9 @@ from __future__ import annotations
 import csv
 import io
 import json
+import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -310,6 +312,20 @@ def test_doctor_wants_no_demo_model_where_none_can_run(
     monkeypatch.setattr("cli.commands.doctor.WORKER_PACKAGES", ["torch-that-is-not-here"])
     assert found()["worker"] == "warning"
     assert "demo model" not in found()
+
+
+def test_doctor_finds_a_damaged_database(run: Shardq, redis_url: str) -> None:
+    run("list")
+    path = run.data_dir / "shardq.sqlite3"
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    size = path.stat().st_size
+    with path.open("r+b") as file:
+        file.seek(size // 2)
+        file.write(b"\x55" * (size // 2))
+    findings = {each["check"]: each for each in json.loads(run("doctor", "--json", SHARDQ_RELAY_URL=redis_url).stdout)}
+    assert findings["database"]["grade"] == "failed"
+    assert "is damaged" in findings["database"]["text"]
 
 
 def test_doctor_fails_when_a_server_is_not_there(run: Shardq, redis_url: str) -> None:

@@ -42,6 +42,20 @@ def test_a_batch_is_as_urgent_as_it_was_said_to_be(run: Shardq, client: redis.Re
     assert "priority       0" in run("status", urgent).stdout
 
 
+def test_a_name_that_hides_a_job_or_looks_like_an_id_is_refused(run: Shardq) -> None:
+    batch = run.submit(PROMPTS, "--name", "nightly")
+    for name, message in (
+        ("nightly-1", f"means line 1 of {batch}"),
+        (f"{batch}-2", "ids begin with batch_"),
+        (batch, "ids begin with batch_"),
+    ):
+        result = run("submit", "--name", name, "-", stdin=PROMPTS)
+        assert result.exit_code == ExitCode.ERROR
+        assert message in error_of(result)
+    for name in ("nightly-3", "nightly-1b", "nightly"):  # no third line; no job; the same batch again
+        assert run("submit", "--name", name, "-", stdin=PROMPTS).exit_code == ExitCode.OK
+
+
 @pytest.mark.parametrize("value", ["10", "-1", "high"])
 def test_an_urgency_that_does_not_exist_is_wrong_usage(run: Shardq, value: str) -> None:
     result = run("submit", "--priority", value, "-", stdin=PROMPTS)

@@ -158,6 +158,30 @@ def test_a_bad_setting_is_named_with_its_option_and_variable(run: Shardq) -> Non
     assert "'many'" in error_of(result)
 
 
+@pytest.mark.parametrize(
+    ("variable", "value", "message"),
+    [
+        ("SHARDQ_SLOTS", "-1", "--slots (SHARDQ_SLOTS): expected a whole number from 1 or \"auto\", not '-1'"),
+        ("SHARDQ_DTYPE", "f8", '--dtype (SHARDQ_DTYPE): expected "float32" or "float16" or "bfloat16", not \'f8\''),
+        (
+            "SHARDQ_DETERMINISTIC",
+            "maybe",
+            "--deterministic (SHARDQ_DETERMINISTIC): expected true or false, not 'maybe'",
+        ),
+        ("SHARDQ_LOG_FORMAT", "foo", 'SHARDQ_LOG_FORMAT: expected "auto" or "human" or "json", not \'foo\''),
+    ],
+)
+def test_a_bad_variable_is_told_in_our_words(run: Shardq, variable: str, value: str, message: str) -> None:
+    assert error_of(run("tail", **{"SHARDQ_MODEL": "m", variable: value})) == f"Error: {message}"
+
+
+def test_an_empty_variable_is_none(run: Shardq, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run("list", SHARDQ_DATA_DIR="", XDG_DATA_HOME=str(tmp_path / "home")).exit_code == ExitCode.OK
+    assert [path.name for path in tmp_path.iterdir() if path.suffix] == []
+    assert (tmp_path / "home" / "shardq" / "shardq.sqlite3").is_file()
+
+
 def test_a_missing_model_is_said_before_anything_is_started(run: Shardq) -> None:
     result = run("tail")
     assert result.exit_code == ExitCode.ERROR
@@ -172,7 +196,7 @@ def test_a_bad_database_address_does_not_show_its_password(run: Shardq) -> None:
 
 
 def test_a_missing_extra_is_named(run: Shardq, monkeypatch: pytest.MonkeyPatch) -> None:
-    def without_torch(url: str) -> None:
+    def without_torch(url: str, **options: object) -> None:
         raise ModuleNotFoundError("No module named 'torch'", name="torch")
 
     monkeypatch.setattr("storage.database.Database.open", without_torch)
@@ -180,7 +204,7 @@ def test_a_missing_extra_is_named(run: Shardq, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_an_unexpected_error_is_one_line_too(run: Shardq, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(url: str) -> None:
+    def broken(url: str, **options: object) -> None:
         raise ZeroDivisionError("a\nb")
 
     monkeypatch.setattr("storage.database.Database.open", broken)
