@@ -57,7 +57,10 @@ def encode(message: Message, max_bytes: int = MAX_FRAME_BYTES, *, compress: bool
     padding = bytes(-start % _ALIGNMENT)
     num_bytes = start + len(padding) + body.nbytes
     if len(header) > MAX_HEADER_BYTES or num_bytes > max_bytes:
-        raise FrameInvalid(f"{type(message).__name__} of {num_bytes} bytes exceeds the frame limit of {max_bytes}")
+        raise FrameInvalid(
+            f"{type(message).__name__} of {num_bytes} bytes exceeds the frame limit of {max_bytes}, or its header of "
+            f"{len(header)} that of {MAX_HEADER_BYTES}"
+        )
     return b"".join((_PREFIX.pack(VERSION, len(header)), header, padding, body))
 
 

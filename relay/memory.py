@@ -156,13 +156,13 @@ class MemoryLink(Generic[S, R]):
         self._lanes = range(lanes)
         self._inbox = inbox
         self._deliver = deliver
-        self._max_bytes = max_bytes
+        self.max_frame_bytes = max_bytes
         self._compress = compress
         self._closed = False
 
     def send(self, lane: int, message: S) -> int:
         """Raises `FrameInvalid` for what the other side would drop; after a loss the frame goes nowhere."""
-        frame = encode(message, self._max_bytes, compress=self._compress)
+        frame = encode(message, self.max_frame_bytes, compress=self._compress)
         lane = self._lanes[lane]
         if not self._closed:
             self._deliver(lane, frame)

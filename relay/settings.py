@@ -39,5 +39,6 @@ class RelaySettings(BaseSettings):
     stream_ttl_s: int = Field(default=300, ge=1)
     #: frames kept per lane and direction; more in flight than this are lost
     frames_kept: int = Field(default=32, ge=2)
-    #: longest frame that is read or written
-    max_frame_bytes: int = Field(default=MAX_FRAME_BYTES, ge=1024)
+    #: longest frame that is read or written, in bytes; head and tail must agree. The head makes rounds and chunks that
+    #: fit it
+    max_frame_bytes: int = Field(default=MAX_FRAME_BYTES, ge=4 << 20)

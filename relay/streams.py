@@ -68,7 +68,7 @@ class RedisLink(Generic[S, R]):
         """`out_keys` and `in_keys` by lane; `renewed(lane)` are the keys that this end keeps alive."""
         self._inbox = inbox
         self._compress = compress
-        self._max_bytes = settings.max_frame_bytes
+        self.max_frame_bytes = settings.max_frame_bytes
         self._writers = [
             FrameWriter(
                 connections,
@@ -107,7 +107,7 @@ class RedisLink(Generic[S, R]):
 
     def send(self, lane: int, message: S) -> int:
         """Raises `FrameInvalid` for what the other side would drop; after a loss the frame goes nowhere."""
-        frame = encode(message, self._max_bytes, compress=self._compress)
+        frame = encode(message, self.max_frame_bytes, compress=self._compress)
         self._writers[lane].send(frame)
         return len(frame)
 

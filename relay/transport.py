@@ -45,6 +45,10 @@ class Received(Generic[M]):
 class HeadLink(Protocol):
     """The head's end of one epoch."""
 
+    @property
+    def max_frame_bytes(self) -> int | None:
+        """The longest frame that `send` takes, and that comes back; None: frames have no size."""
+
     def send(self, lane: int, message: Upward) -> int:
         """Hand over a frame and return its size in bytes. Never waits for the other side."""
 

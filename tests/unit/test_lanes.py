@@ -84,12 +84,33 @@ def test_rows_spread_evenly_over_the_lanes(rows: int, lanes: int, shares: list[i
     assert not ready
 
 
-@given(seed=st.integers(0, 2**32), most=st.integers(1, 6))
+def test_rows_beyond_what_a_frame_holds_take_the_next_lane_or_wait_at_the_front() -> None:
+    lanes = Lanes(2, fixed=True)
+    lanes.open(3)
+    ready = list(range(8))
+    assert lanes.share(ready, 8) == (0, [0, 1, 2])
+    assert lanes.share(ready[3:], 8) == (1, [3, 4, 5])
+    assert lanes.share(ready[6:], 8) is None
+    assert lanes.num_used(8) == 2
+    lanes.answered(0)
+    assert lanes.share([6, 7, 0, 1, 2], 8) == (0, [6, 7, 0])
+
+
+def test_there_are_lanes_for_all_rows_as_far_as_the_link_has_them() -> None:
+    lanes = Lanes(4, fixed=False)
+    for most_rows, num in ((16, 1), (8, 2), (5, 4), (1, 4)):
+        lanes.open(most_rows)
+        lanes.adapt(16, 0, Costs())
+        assert lanes.num == num
+
+
+@given(seed=st.integers(0, 2**32), most=st.integers(1, 6), most_rows=st.sampled_from([1, 3, 100]))
 def test_whatever_comes_and_goes_no_row_is_in_two_lanes_and_none_waits_while_a_lane_is_free(
-    seed: int, most: int
+    seed: int, most: int, most_rows: int
 ) -> None:
     rng = random.Random(seed)
     lanes, ready, flying, overtaken = Lanes(most, fixed=True), [], {}, {}
+    lanes.open(most_rows)
     for number in range(200):
         lanes.num = rng.randint(1, most)
         if rng.random() < 0.2:
@@ -107,7 +128,7 @@ def test_whatever_comes_and_goes_no_row_is_in_two_lanes_and_none_waits_while_a_l
             lane, taken = share
             assert lane not in flying
             assert taken == ready[: len(taken)]
-            assert len(taken) <= -(-rows // lanes.num)
+            assert len(taken) <= min(-(-rows // lanes.num), most_rows)
             flying[lane], ready = taken, ready[len(taken) :]
         assert not ready or len(flying) >= lanes.num
         assert len({row for rows_of in flying.values() for row in rows_of}) == sum(map(len, flying.values()))

@@ -20,6 +20,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from relay.codec import encode
 from relay.errors import LinkLost
 from relay.messages import (
     Accepted,
@@ -44,6 +45,7 @@ from workers.head import lanes as lanes_module
 from workers.head.courier import Courier
 from workers.head.drafters import DraftRow, Proposal
 from workers.head.engine import HeadEngine
+from workers.head.frameroom import FrameRoom
 from workers.head.jobs import Job
 from workers.head.likelihoods import Likelihoods
 from workers.head.options import EngineOptions
@@ -216,6 +218,8 @@ class BadWire:
         """`delay`: how often a read comes before the tail, and before its answers."""
         self.tail, self.rng, self.num_faults, self.delay = tail, rng, num_faults, delay
         self.now = 0.0
+        #: of rounds and verdicts
+        self.max_frame_bytes: int | None = None
         #: called in the midst of a turn, as if from another thread
         self.meanwhile: Callable[[], None] = lambda: None
         self.up: deque[Prefill | Round | Release] = deque()
@@ -243,6 +247,8 @@ class BadWire:
 
     def send(self, lane: int, message: Prefill | Round | Release) -> int:
         self.meanwhile()
+        if isinstance(message, Round):
+            self._weigh(message)
         self._pass(self.up, message, self.seen)
         self.seen.append(message)
         return 10
@@ -255,8 +261,14 @@ class BadWire:
             self.line.put(Received(0, self.up.popleft(), 10, self.now))
         while self.line:
             for _, verdict in answer_next(self.line, self.tail):
+                self._weigh(verdict)
                 self._pass(self.down, verdict, [])
         return Received(0, self.down.popleft(), 10, self.now) if self.down else None
+
+    def _weigh(self, message: Round | Verdict) -> None:
+        """As a real link, which raises FrameInvalid."""
+        if self.max_frame_bytes is not None:
+            encode(message, self.max_frame_bytes)
 
     def wake(self) -> None: ...
 
@@ -313,6 +325,7 @@ arrivals = st.lists(st.tuples(prompts, st.integers(1, 25), st.integers(0, 20)), 
     processed=st.sets(st.integers(0, 6), max_size=5),
     shortages=st.sampled_from([0, 0, 1, 3]),
     delay=st.sampled_from([0.0, 0.5, 0.8]),
+    max_frame_bytes=st.sampled_from([None, None, 400, 700]),
     seed=st.integers(0, 2**32),
 )
 def test_every_text_is_the_models_own_whatever_the_wire_does_to_frames_and_the_engine_with_rows(
@@ -329,10 +342,11 @@ def test_every_text_is_the_models_own_whatever_the_wire_does_to_frames_and_the_e
     processed: set[int],
     shortages: int,
     delay: float,
+    max_frame_bytes: int | None,
     seed: int,
 ) -> None:
     rng = random.Random(seed)
-    trial = Trial(rng, slots, Returning(suspects), Shortage(rng, shortages), faults, delay, processed)
+    trial = Trial(rng, slots, Returning(suspects), Shortage(rng, shortages), faults, delay, processed, max_frame_bytes)
     trial.make_engine(
         skill,
         options(slots=slots, draft_length=draft_length, lanes=lanes, prefill_chunk=6, prefix_reuse=prefix_reuse),
@@ -340,6 +354,7 @@ def test_every_text_is_the_models_own_whatever_the_wire_does_to_frames_and_the_e
     with (
         patch.object(lanes_module, "num_lanes", lambda *_, most, **__: rng.randint(1, most)),
         patch.object(engine_module, "CLEARED_FOR_S", 0.0),
+        patch.object(FrameRoom, "chunk", lambda _, most: most),  # chunks of a token each would take too long
         patch.object(engine_module, "MAX_RESTARTS", 100),  # many losses in a row are what this wire is for
     ):
         for number in range(20_000):
@@ -405,6 +420,7 @@ class Trial:
     faults: int
     delay: float
     processed: set[int]
+    max_frame_bytes: int | None = None
     stopping: list[int] = field(default_factory=list)
 
     def make_engine(self, skill: float, options: EngineOptions) -> None:
@@ -417,6 +433,7 @@ class Trial:
         tail = TailEngine(self.tail_half, slots=self.slots, max_query=32)  # type: ignore[arg-type]
         wire = BadWire(tail, self.rng, self.num_faults, self.delay)
         wire.meanwhile = self.stop_some
+        wire.max_frame_bytes = self.max_frame_bytes
         courier = Courier(wire, resend_after_s=1.0, give_up_after_s=5.0, clock=wire.clock)  # type: ignore[arg-type]
         self.engine.open(courier)
 
@@ -695,7 +712,8 @@ def test_a_perfect_drafter_on_a_good_wire_commits_a_full_draft_and_one_token_eve
 
 
 @pytest.mark.parametrize("lanes", [1, 2, 3, 5])
-def test_no_row_waits_more_than_twice_as_long_as_rows_do_on_average(lanes: int) -> None:
+@pytest.mark.parametrize("max_frame_bytes", [None, 700])
+def test_no_row_waits_more_than_twice_as_long_as_rows_do_on_average(lanes: int, max_frame_bytes: int | None) -> None:
     slots, outcomes = 7, Outcomes()
     engine = HeadEngine(
         FakeHead(slots),  # type: ignore[arg-type]
@@ -705,6 +723,7 @@ def test_no_row_waits_more_than_twice_as_long_as_rows_do_on_average(lanes: int) 
         options(slots=slots, draft_length=3, lanes=lanes),
     )
     wire = BadWire(TailEngine(FakeTail(slots), slots=slots, max_query=32), random.Random(0), [0], delay=0.6)  # type: ignore[arg-type]
+    wire.max_frame_bytes = max_frame_bytes
     engine.open(Courier(wire, clock=wire.clock))  # type: ignore[arg-type]
     while not outcomes.finished:
         engine.step()
@@ -712,6 +731,28 @@ def test_no_row_waits_more_than_twice_as_long_as_rows_do_on_average(lanes: int) 
     turns = [[place for place, frame in enumerate(rounds) if slot in _slots_of(frame)] for slot in range(slots)]
     gaps = [after - before for places in turns for before, after in pairwise(places)]
     assert max(gaps) <= 2 * sum(gaps) / len(gaps) + 1  # frames are whole
+
+
+def test_rows_and_drafts_that_a_frame_does_not_hold_wait_for_the_next_round_and_no_text_changes() -> None:
+    slots, outcomes = 6, Outcomes()
+    engine = HeadEngine(
+        FakeHead(slots),  # type: ignore[arg-type]
+        FakeDrafter(random.Random(0), 0.7),
+        Line(job(number, [number, 2, 3], 60, sampling=sampling_of(number, {0, 3})) for number in range(slots)),
+        outcomes,
+        options(slots=slots, draft_length=16, lanes=1),
+    )
+    wire = BadWire(TailEngine(FakeTail(slots), slots=slots, max_query=32), random.Random(0), [0])  # type: ignore[arg-type]
+    wire.max_frame_bytes = 1200
+    engine.open(Courier(wire, clock=wire.clock))  # type: ignore[arg-type]
+    with patch.object(FrameRoom, "chunk", lambda _, most: most):
+        while len(outcomes.finished) < slots:
+            engine.step()
+    for number in range(slots):
+        assert_whole(outcomes.finished[f"job{number}.1"], [number, 2, 3], 60, sampling_of(number, {0, 3}))
+    rounds = [frame for frame in wire.seen if isinstance(frame, Round)]
+    assert max(len(frame.rows) for frame in rounds) == 4
+    assert 4 < max(frame.hidden.shape[0] for frame in rounds if len(frame.rows) == 4) < 4 * 17
 
 
 def _slots_of(frame: Round) -> set[int]:

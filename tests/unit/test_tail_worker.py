@@ -14,6 +14,7 @@ import torch
 
 from relay.codec import encode
 from relay.errors import RelayError, RelayUnreachable
+from relay.fields import MAX_ROWS
 from relay.memory import MemoryHub, MemoryRelay
 from relay.messages import (
     Accepted,
@@ -169,6 +170,22 @@ def test_an_epoch_that_is_lost_ends_and_the_next_one_works(tail: Tail) -> None:
         works(tail.welcomed())
         tail.hub.lose(tail.info.tail)
         tail.hub.forget_lease(tail.info.tail)
+
+
+def test_a_verdict_above_the_frame_limit_ends_its_epoch_and_not_the_tail(
+    tail: Tail, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tail.thread.start()
+    link = tail.welcomed()
+    huge = Verdict(1, (Void(0, 0, 0, VoidReason.BOUNDS),) * (MAX_ROWS + 1), 0.0)
+    with monkeypatch.context() as asked_for_too_much:
+        asked_for_too_much.setattr(worker_module, "answer_next", lambda line, engine: [(0, huge)])
+        link.send(0, chunk())
+        error = answer(link)
+    assert isinstance(error, Error)
+    assert error.reason is ErrorReason.TAIL_FAILED
+    tail.hub.forget_lease(tail.info.tail)
+    works(tail.welcomed())
 
 
 def test_a_head_that_does_not_fit_is_refused_and_the_next_one_is_welcome(tail: Tail) -> None:

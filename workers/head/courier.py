@@ -86,6 +86,11 @@ class Courier:
         #: by slot, from its newest last chunk on: likeliest tokens wanted at each position, None for no logprobs
         self._num_top: dict[int, int | None] = {}
 
+    @property
+    def max_frame_bytes(self) -> int | None:
+        """As `HeadLink.max_frame_bytes`."""
+        return self._link.max_frame_bytes
+
     def next_number(self) -> int:
         """A fresh frame number."""
         self._number += 1

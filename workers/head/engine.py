@@ -24,6 +24,7 @@ from workers.head.courier import Answered, Courier
 from workers.head.drafters import Drafter
 from workers.head.drafting import Drafting, DraftingApart, DraftingHere, Pending
 from workers.head.forward import HeadForward
+from workers.head.frameroom import FrameRoom
 from workers.head.gauge import HeadGauge
 from workers.head.jobs import Job
 from workers.head.lanes import Lanes
@@ -85,6 +86,8 @@ class HeadEngine:
         self._uplink = Uplink(self._forward.bytes_per_token, options.prefill_chunk)
         self._timeline = Timeline(self._policy.costs, trace or NoTrace())
         self._courier: Courier | None = None
+        #: of the courier's frames
+        self._room = FrameRoom(self._forward.bytes_per_token, None)
         #: whether this turn found something to send: then the next one may, too
         self._active = False
         self._rate = Rate()
@@ -112,9 +115,10 @@ class HeadEngine:
         Only the first `slots` slots are used, where the tail has fewer; jobs in others wait for one of these.
         """
         self._courier = courier
+        self._room = FrameRoom(self._forward.bytes_per_token, courier.max_frame_bytes)
         self._gauge.opened(tail_id)
         self._drafting.forget()
-        self._lanes.clear()
+        self._lanes.open(self._room.most_rows)
         self._timeline.clear()
         self._scheduler.forget_held()
         self._put_back(self._scheduler.share(self._options.slots if slots is None else slots))
@@ -239,7 +243,7 @@ class HeadEngine:
             return
         try:
             with memory_watched(self._device):
-                made = self._rounds.make(self._link().next_number(), pending)
+                made = self._rounds.make(self._link().next_number(), pending, self._room)
         except OutOfMemory as error:
             self._lanes.answered(lane)
             self._starved(slots, f"the head had no memory for a round of {len(slots)} jobs: {error}")
@@ -265,7 +269,7 @@ class HeadEngine:
                 return
             most = self._uplink.chunk_tokens()
             per_turn = self._uplink.tokens_in(BUDGET_S, per_turn)
-        num_tokens, chunks = 0, list[Chunk]()
+        most, num_tokens, chunks = self._room.chunk(most), 0, list[Chunk]()
         while num_tokens < max(1, per_turn) and (chunk := self._scheduler.next_chunk(most)) is not None:
             if chunks and not together(chunks, chunk):
                 self._send_chunks(chunks)

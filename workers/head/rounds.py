@@ -12,6 +12,7 @@ from workers.head.costs import Costs
 from workers.head.drafters import DraftRow, Proposal
 from workers.head.drafting import Asked, Pending
 from workers.head.forward import HeadForward
+from workers.head.frameroom import FrameRoom
 from workers.head.jobs import Job
 from workers.head.slots import HeadSlot
 from workers.head.speculation import Planner
@@ -107,13 +108,13 @@ class RoundMaker:
         )
         return Asked(lane, tuple(slots), tuple(slot.generation for slot in slots), rows, lanes)
 
-    def make(self, number: int, pending: Pending) -> MadeRound:
-        """The round of the rows that still want their drafts, of which there is at least one."""
+    def make(self, number: int, pending: Pending, room: FrameRoom) -> MadeRound:
+        """The round of the rows that still want their drafts, of which there is at least one; it keeps to `room`."""
         asked, (proposals, draft_s) = pending.asked, pending.drafted()
         started = time.perf_counter()
         slots = asked.present
         jobs = [_job(slot) for slot in slots]
-        drafts = self._select(slots, [proposals[place] for place in asked.places], asked.lanes)
+        drafts = self._select(slots, [proposals[place] for place in asked.places], asked.lanes, room)
         fed = [[job.tokens[-1], *tokens] for job, (tokens, _) in zip(jobs, drafts, strict=True)]
         starts = [len(job.tokens) - 1 for job in jobs]
         hidden = self._forward.run(fed, [slot.index for slot in slots], starts)
@@ -126,11 +127,12 @@ class RoundMaker:
         return MadeRound(frame, confidence, effort, asked.lanes, draft_s, time.perf_counter() - started)
 
     def _select(
-        self, slots: Sequence[HeadSlot], proposals: Sequence[Proposal], lanes: int
+        self, slots: Sequence[HeadSlot], proposals: Sequence[Proposal], lanes: int, room: FrameRoom
     ) -> list[tuple[tuple[int, ...], tuple[float, ...]]]:
-        """Every row's draft as far as it is worth sending, with the drafter's confidences."""
+        """Every row's draft as far as it is worth sending and has room, with the drafter's confidences."""
         indexes = [slot.index for slot in slots]
-        kept = self._policy.select(indexes, [proposal.confidence for proposal in proposals], lanes)
+        worth = self._policy.select(indexes, [proposal.confidence for proposal in proposals], lanes)
+        kept = room.shorten(worth, [_job(slot).sampling.logprobs for slot in slots])
         return [(p.tokens[:length], p.confidence[:length]) for p, length in zip(proposals, kept, strict=True)]
 
 

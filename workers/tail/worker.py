@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from relay import keys
-from relay.errors import LinkLost, RelayError, RelayUnreachable
+from relay.errors import FrameInvalid, LinkLost, RelayError, RelayUnreachable
 from relay.messages import Error, ErrorReason, Hello, Prefill, Release, Round, Verdict, Welcome
 from relay.streams import RedisRelay
 from relay.transport import Announcement, Received, Relay, TailInfo, TailLink
@@ -157,10 +157,19 @@ class TailWorker:
             answers = answer_next(self._line, engine)
         except Exception as error:
             # The head must not wait for a tail that is about to die of this.
-            link.send(0, Error(self._epoch, ErrorReason.TAIL_FAILED, f"tail {self._tail.tail}: {error!r}"))
+            self._give_up(link, error)
             raise
-        for lane, verdict in answers:
-            link.send(lane, self._gauge.marked(verdict))
+        try:
+            for lane, verdict in answers:
+                link.send(lane, self._gauge.marked(verdict))
+        except FrameInvalid as error:
+            # A head asks for no more than fits a verdict; one that does costs us its epoch, not our life.
+            log.warning("epoch %d is over: %s", self._epoch, error)
+            self._give_up(link, error)
+            self._engine, self._line = None, Line()  # as after a refusal the link stays up
+
+    def _give_up(self, link: TailLink, error: Exception) -> None:
+        link.send(0, Error(self._epoch, ErrorReason.TAIL_FAILED, f"tail {self._tail.tail}: {error!r}"))
 
     def _open(self, hello: Hello) -> None:
         """Start the epoch that `hello` asks for, or refuse it; the previous epoch is over either way.

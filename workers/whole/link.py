@@ -24,6 +24,8 @@ from workers.tail.worker import answer_next
 class DirectLink:
     """Implements `transport.HeadLink`. Frames have no size; what the tail's half raises comes out of `receive`."""
 
+    max_frame_bytes: int | None = None
+
     def __init__(self, engine: TailEngine, gauge: TailGauge, welcome: Welcome) -> None:
         self._engine = engine
         self._gauge = gauge
