@@ -147,6 +147,8 @@ class FailureType(StrEnum):
     OUT_OF_MEMORY = "out_of_memory"
     #: the job was under way on several engines that died or lost it; it is not tried again
     TOO_MANY_TRIES = "too_many_tries"
+    #: the texts are complete, but together too large to travel
+    OUTCOME_TOO_LARGE = "outcome_too_large"
     #: a fault of the engine while it worked on this job
     INTERNAL = "internal_error"
 
@@ -248,6 +250,13 @@ class Outcome:
             metrics=None,
             stopped=stopped,
         )
+
+    def without_texts(self, reason: str) -> Outcome:
+        """This end without texts, which are too large to travel, as `reason` says: a completed job has failed then."""
+        bare = replace(self, text=None, token_ids=(), finish_reason=None, logprobs=(), choices=())
+        if self.failure is not None or self.stopped is not None:
+            return bare
+        return replace(bare, failure=FailureType.OUTCOME_TOO_LARGE, failure_message=reason)
 
     @property
     def task_id(self) -> str:

@@ -34,6 +34,9 @@ from tasks.parameter_rules import (
 MAX_TOKENS = 1_000_000
 #: most completions of one request, as at OpenAI: they are one job, whose outcome travels as one message
 MAX_CHOICES = 128
+#: most tokens that all completions of a request may have: its outcome, a message of 64 MB, has 16 bytes for each then,
+#: 5 of them for the token's id
+MAX_TOGETHER = 4_000_000
 #: most alternatives at a position, as at OpenAI's chats and by default in vLLM
 MAX_TOP_LOGPROBS = 20
 #: most log probabilities that a request may ask for: its outcome has to fit the channels that it travels on
@@ -126,6 +129,9 @@ def _check_together(fields: Mapping[str, Any]) -> None:
     if num_choices > 1 and fields.get("temperature", 1.0) <= GREEDY_TEMPERATURE:
         message = f"expected 1 with temperature 0, got {num_choices}: every completion would be the same"
         raise ParameterInvalid("n", message)
+    if num_choices * max_tokens > MAX_TOGETHER:
+        what = f"n ({num_choices}) × max_tokens ({max_tokens}) = {num_choices * max_tokens}"
+        raise ParameterInvalid("n", f"expected at most {MAX_TOGETHER} tokens together, got {what}")
     if fields.get("logprobs") is not None:
         _check_size(num_choices, max_tokens, fields["logprobs"])
 

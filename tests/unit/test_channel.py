@@ -18,7 +18,16 @@ from pathlib import Path
 
 import pytest
 
-from tasks.generation import FinishReason, GenerationRequest, GenerationTask, Metrics, Outcome, StopReason
+from tasks.generation import (
+    Choice,
+    FailureType,
+    FinishReason,
+    GenerationRequest,
+    GenerationTask,
+    Metrics,
+    Outcome,
+    StopReason,
+)
 from workers.head import channel
 from workers.head.channel import EngineServer, private_address
 from workers.head.channel_client import EngineClient, EngineLost, EngineUnreachable
@@ -34,6 +43,7 @@ from workers.head.channel_messages import (
     decode_to_front,
     encode,
 )
+from workers.head.registry import MAX_FINISHED_BYTES
 
 KEY = b"k" * 32
 METRICS = Metrics(1.0, 2.0, 0.1, 31.5, 4, 2.5, 16, 10, 0, 1000, 100, 0.1, 0.2, 0.3, 0.4)
@@ -308,6 +318,43 @@ def test_a_front_that_does_not_read_is_cut_off_and_delays_nobody(
     assert time.monotonic() - started < 5
     wait_until(lambda: engine.server.num_fronts == 0)
     frozen.close()
+
+
+def test_an_outcome_too_large_for_a_message_fails_its_job_once_and_costs_nobody_else_anything(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(channel, "MAX_MESSAGE_BYTES", 2000)
+    choice = Choice("", (100_000,) * 300, FinishReason.LENGTH)
+    large = dataclasses.replace(make_outcome("large"), choices=(choice, choice))
+    with engine.front() as front:
+        generation, other = front.submit(make_task("large")), front.submit(make_task("other"))
+        for _ in range(2):
+            engine.delivered.get(timeout=5)
+        engine.server.finish("large.1", large)
+        engine.server.finish("other.1", make_outcome("other"))
+        finished = generation.next_event()
+        assert other.next_event() == Finished("other.1", make_outcome("other"))
+        assert front.submit(make_task("large")).next_event() == finished
+    assert isinstance(finished, Finished)
+    told = finished.outcome
+    assert (told.failure, told.text, told.token_ids, told.choices) == (FailureType.OUTCOME_TOO_LARGE, None, (), ())
+    assert (told.metrics, told.prompt_tokens) == (METRICS, 7)
+    assert told.failure_message is not None
+    assert "3 completions, 602 tokens" in told.failure_message
+    assert "a message 2000 at most" in told.failure_message
+    assert engine.delivered.empty()
+    assert told.failure_message in caplog.text
+
+
+def test_a_stopped_job_whose_text_is_too_large_stays_stopped() -> None:
+    stopped = dataclasses.replace(make_outcome(), finish_reason=None, stopped=StopReason.CANCELLED)
+    bare = stopped.without_texts("too large")
+    assert (bare.stopped, bare.failure, bare.text) == (StopReason.CANCELLED, None, None)
+
+
+def test_the_largest_message_is_remembered_and_waits_for_a_front_that_still_reads() -> None:
+    assert channel.MAX_MESSAGE_BYTES <= MAX_FINISHED_BYTES
+    assert channel.MAX_MESSAGE_BYTES < channel.MAX_UNREAD_BYTES
 
 
 def test_closing_twice_is_fine() -> None:

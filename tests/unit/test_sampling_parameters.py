@@ -157,6 +157,14 @@ def test_more_log_probabilities_than_an_outcome_can_carry_are_refused_with_the_s
     assert message.startswith("logprobs: expected at most 500000 log probabilities, got n (128) × max_tokens (512)")
 
 
+def test_more_tokens_together_than_an_outcome_can_carry_are_refused_with_the_product() -> None:
+    assert request(n=128, max_tokens=31_250, temperature=1).n == 128
+    assert request(max_tokens=1_000_000).max_tokens == 1_000_000
+    assert refusal(n=128, max_tokens=106_000) == (
+        "n: expected at most 4000000 tokens together, got n (128) × max_tokens (106000) = 13568000"
+    )
+
+
 def test_defaults_are_plain_json() -> None:
     defaults = Defaults.of(n=2, logit_bias={"5": 1}, stop_token_ids=[3])
     expected = {"n": 2, "logit_bias": [{"token": 5, "bias": 1.0}], "stop_token_ids": [3]}

@@ -41,8 +41,8 @@ from workers.head.registry import Registry
 
 logger = logging.getLogger(__name__)
 
-#: a front that does not read is cut off once this much waits for it
-MAX_UNREAD_BYTES = 64 << 20
+#: a front that does not read is cut off once this much waits for it: the largest message, and as much before it
+MAX_UNREAD_BYTES = 2 * MAX_MESSAGE_BYTES
 #: longest path a Unix socket may have everywhere (macOS: 104, Linux: 108)
 _MAX_PATH = 100
 #: file in the socket's directory that is locked as long as the engine lives
@@ -125,9 +125,16 @@ class EngineServer:
         self._send(self._registry.waiting(task_id), Progress(task_id, num_tokens, tps))
 
     def finish(self, task_id: str, outcome: Outcome) -> None:
-        """The task ended. Later deliveries of it get this outcome as long as it is remembered."""
+        """The task ended. Later deliveries of it get this outcome as long as it is remembered.
+
+        Texts too large for a message are left out: their job fails, once, instead of its front at every delivery.
+        """
         logger.info("generation ended: %s", _end(outcome), extra={"task": task_id})
         data = encode(Finished(task_id, outcome))
+        if len(data) > MAX_MESSAGE_BYTES:
+            reason = _too_large(outcome, len(data))
+            logger.error("%s", reason, extra={"task": task_id})
+            data = encode(Finished(task_id, outcome.without_texts(reason)))
         for front in self._registry.finish(task_id, data):
             front.send(data)
 
@@ -223,6 +230,13 @@ def _end(outcome: Outcome) -> str:
     """How it ended, for the log."""
     reason = outcome.failure or outcome.stopped or outcome.finish_reason
     return f"{reason} after {outcome.num_tokens} tokens"
+
+
+def _too_large(outcome: Outcome, num_bytes: int) -> str:
+    return (
+        f"the outcome of {1 + len(outcome.choices)} completions, {outcome.num_tokens} tokens, has {num_bytes} bytes, "
+        f"a message {MAX_MESSAGE_BYTES} at most; ask for fewer completions (n) or tokens (max_tokens) in one request"
+    )
 
 
 class _FrontLink:

@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 
 #: most finished outcomes kept for a second delivery
 MAX_FINISHED = 10_000
-#: most bytes of finished outcomes kept
+#: most bytes of finished outcomes kept: room for the largest one that travels
 MAX_FINISHED_BYTES = 64 << 20
 
 W = TypeVar("W")
