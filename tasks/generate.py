@@ -23,6 +23,12 @@ class GenerateExecutor(Protocol):
         message back.
         """
 
+    def refuse(self, request: Any, value: object, reason: str) -> dict[str, Any]:
+        """End the attempt that the message is about, which holds `value` where a task is expected.
+
+        As `run`, with a failure for an outcome. A message that does not even name an attempt is put aside.
+        """
+
 
 def register(app: Any) -> Any:
     """Define the task on a Celery application and return it."""
@@ -32,6 +38,10 @@ def register(app: Any) -> Any:
         if self.app.executor is None:
             raise NotAHead("shardq.generate runs only inside `shardq head`; no engine is attached here")
         executor: GenerateExecutor = self.app.executor
-        return executor.run(self, GenerationTask.from_json(task))
+        try:
+            readable = GenerationTask.from_json(task)
+        except ValueError as error:
+            return executor.refuse(self, task, str(error))
+        return executor.run(self, readable)
 
     return generate

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from enum import StrEnum
@@ -97,6 +98,29 @@ def plain_fields(values: Mapping[str, Any]) -> dict[str, Any]:
     if "logit_bias" in plain:
         plain["logit_bias"] = [asdict(item) for item in plain["logit_bias"]]
     return plain
+
+
+# What is no such id must not become one: the database's numbers end somewhere.
+_TASK_ID = re.compile(r"(.+)\.([0-9]{1,9})")
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """The name of one attempt at one job."""
+
+    job: str
+    attempt: int
+
+    @property
+    def task_id(self) -> str:
+        """Its Celery task id."""
+        return f"{self.job}.{self.attempt}"
+
+    @classmethod
+    def of(cls, task_id: str) -> Attempt | None:
+        """The attempt with this task id; None for the id of something else."""
+        found = _TASK_ID.fullmatch(task_id)
+        return cls(found[1], int(found[2])) if found else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,7 +253,7 @@ class Outcome:
     @classmethod
     def unbegun(
         cls,
-        task: GenerationTask,
+        task: GenerationTask | Attempt,
         head: str,
         *,
         failure: FailureType | None = None,

@@ -88,6 +88,12 @@ def publish_outcome(client: redis.Redis, outcome: Outcome) -> None:
     pipeline.execute()
 
 
+def put_aside(client: redis.Redis, message: object) -> None:
+    """Keep for a look what came as a job's message and names no job: JSON values, or text as it came."""
+    text = message if isinstance(message, str) else json.dumps(message)
+    client.xadd(keys.REJECTED, {"kind": "message", "json": text}, maxlen=_REJECTED_KEPT, approximate=False)
+
+
 def is_done(client: redis.Redis, task_id: str) -> bool:
     """Whether the attempt's outcome was published within the last hour."""
     return client.get(keys.job(task_id)) == DONE.encode()

@@ -13,7 +13,7 @@ from celery.exceptions import Ignore, Reject
 
 from tasks import results
 from tasks.connection import Outage
-from tasks.generation import FailureType, GenerationTask, Outcome, StopReason
+from tasks.generation import Attempt, FailureType, GenerationTask, Outcome, StopReason
 from tasks.lease import Admission, LeaseState
 from workers.head.background import Background
 from workers.head.channel_client import EngineClient, EngineLost
@@ -66,7 +66,23 @@ class Executor:
 
     def run(self, request: Any, task: GenerationTask) -> dict[str, Any]:
         """See `GenerateExecutor.run`."""
-        task_id = task.task_id
+        return self._end(request, task.task_id, lambda admission: self._outcome(task, admission))
+
+    def refuse(self, request: Any, value: object, reason: str) -> dict[str, Any]:
+        """See `GenerateExecutor.refuse`.
+
+        The job fails although another head, of another version, might do it: handed back it would come here again
+        and again, for ever while there is no such head. A user's retry brings it to whoever takes it then.
+        """
+        attempt = Attempt.of(request.request.id)
+        if attempt is None:
+            logger.error("put aside a message that names no job: %s", reason)
+            self._insist(lambda: results.put_aside(self._client, value))
+            raise Reject(reason, requeue=False)
+        return self._end(request, attempt.task_id, lambda admission: self._refusal(attempt, reason, admission))
+
+    def _end(self, request: Any, task_id: str, outcome_for: Callable[[Admission], Outcome]) -> dict[str, Any]:
+        """Under the attempt's lease, publish what `outcome_for` makes of it."""
         admission = self._insist(lambda: self._leases.admit(task_id))
         if admission.state is LeaseState.DONE:
             return {"tps": None, "finish": "already done"}
@@ -75,7 +91,7 @@ class Executor:
         logger.info("job taken", extra={"task": task_id})
         handed_back = True
         try:
-            outcome = self._outcome(task, admission)
+            outcome = outcome_for(admission)
             redelivered = bool((request.request.delivery_info or {}).get("redelivered"))
             self._insist(lambda: self._publish(outcome, redelivered))
             handed_back = False
@@ -103,6 +119,14 @@ class Executor:
             logger.error("job %s: %s", task.job, message, extra={"job": task.job})
             return Outcome.unbegun(task, self._head_id, failure=FailureType.TOO_MANY_TRIES, message=message)
         return self._generate(task, suspect=admission.tries >= SUSPECT_TRIES)
+
+    def _refusal(self, attempt: Attempt, reason: str, admission: Admission) -> Outcome:
+        if admission.stopped is not None:
+            return Outcome.unbegun(attempt, self._head_id, stopped=admission.stopped)
+        message = f"this head cannot read the job ({reason}): are host and head of different versions?"
+        logger.error("job %s: %s", attempt.job, message, extra={"job": attempt.job})
+        # a type of failure of its own would be unreadable to a host of another version
+        return Outcome.unbegun(attempt, self._head_id, failure=FailureType.INTERNAL, message=message)
 
     def _generate(self, task: GenerationTask, *, suspect: bool) -> Outcome:
         """Have the engine do it; raises Reject if the engine hands it back or is lost."""

@@ -27,6 +27,7 @@ from tasks import keys
 from tasks.connection import Outage, as_task_error
 from tasks.errors import QueueFull
 from tasks.heads import restore_unacked
+from workers.head.front_envelope import deliverable
 from workers.head.front_settlements import Settlements
 
 logger = logging.getLogger(__name__)
@@ -211,7 +212,7 @@ class _FetchingChannel(transport.Channel):
             raise Empty
         self._heard = None
         for name, raw in zip(reply[::2], reply[1::2], strict=True):
-            self._hand_over(name.decode().rsplit(self.sep, 1)[0], json.loads(raw))
+            self._hand_over(name.decode().rsplit(self.sep, 1)[0], raw)
         return True
 
     def _reply(self) -> Any:
@@ -233,10 +234,15 @@ class _FetchingChannel(transport.Channel):
         self._script_known = self._script_known or not self._listens
         return reply
 
-    def _hand_over(self, queue: str, message: dict[str, Any]) -> None:
+    def _hand_over(self, queue: str, raw: bytes) -> None:
         """Give the message to the consumer; back to the queue if that stopped meanwhile."""
+        try:
+            message = json.loads(raw)
+        except (ValueError, RecursionError) as error:  # the server's decoder is less strict
+            logger.error("left to the bookkeeper: a message that is no JSON: %s", type(error).__name__)
+            return
         if not self._closing and queue in self.connection._callbacks:
-            self.connection._deliver(message, queue)
+            self.connection._deliver(deliverable(message), queue)
             return
         try:
             restore_unacked(self.taker.client, self.taker.head_id, [message["properties"]["delivery_tag"]])

@@ -1,0 +1,123 @@
+"""Messages that a head cannot read, through real fronts: of another version, or damaged."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from storage.retries import retry_batch
+from storage.states import JobState
+from tasks import keys, results, stops
+from tasks.generation import FailureType, GenerationTask, Outcome, StopReason
+from tasks.lease import LeaseState, acquire
+from tests.bookkeeping import at_work, open_office, submit
+from tests.integration.fake_engine import MODEL
+from tests.integration.test_fronts import Queue, head, make_task, wait_until
+from tests.integration.test_fronts_recovery import ended, full_head, rows
+
+Message = dict[str, Any]
+
+
+@pytest.fixture
+def server(redis_url: str) -> Queue:
+    return Queue(redis_url)
+
+
+def publish_damaged(server: Queue, number: int, damage: Callable[[Message], Message]) -> None:
+    """Queue a message after something was done to it."""
+    server.publish(number)
+    message = json.loads(server.client.lpop(keys.queue(MODEL)))  # type: ignore[arg-type]
+    server.client.lpush(keys.queue(MODEL), json.dumps(damage(message)))
+
+
+def from_a_newer_host(message: Message) -> Message:
+    (values,), by_name, embedded = json.loads(base64.b64decode(message["body"]))
+    values["request"]["newer"] = 1
+    return with_body(json.dumps([[values], by_name, embedded]).encode())(message)
+
+
+def with_body(body: bytes) -> Callable[[Message], Message]:
+    return lambda message: {**message, "body": base64.b64encode(body).decode()}
+
+
+def without_id(message: Message) -> Message:
+    return {**message, "headers": {"task": message["headers"]["task"]}}
+
+
+def outcomes(server: Queue) -> dict[str, Outcome]:
+    return {record.job: record for record in server.records() if isinstance(record, Outcome)}
+
+
+def test_a_task_of_a_newer_host_fails_once_and_runs_when_it_is_retried(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = GenerationTask.to_json
+
+    def newer(task: GenerationTask) -> dict[str, Any]:
+        values = plain(task)
+        return {**values, "request": {**values["request"], "newer": 1}} if task.custom_id == "c1" else values
+
+    with open_office(tmp_path) as office, at_work(office):
+        with monkeypatch.context() as patch:
+            patch.setattr(GenerationTask, "to_json", newer)
+            batch = submit(office.database, 2)
+            with full_head(office, "h1"):
+                wait_until(lambda: ended(office, batch) == {JobState.FAILED: 1, JobState.COMPLETED: 1})
+        failed, done = rows(office, batch)
+        assert (failed.error_type, failed.deliveries, done.deliveries) == (FailureType.INTERNAL, 1, 1)
+        assert "unknown field 'newer'" in (failed.error_message or "")
+        assert "different versions" in (failed.error_message or "")
+        assert not office.client.keys("shardq:tries:*")
+        retry_batch(office.database, batch, {JobState.FAILED})
+        with full_head(office, "h1"):
+            wait_until(lambda: ended(office, batch) == {JobState.COMPLETED: 2})
+
+
+def test_no_damaged_message_stops_the_front_or_those_behind_it(server: Queue) -> None:
+    bodies = [b"{", b"null", b"[[]]", b"[[], {}, {}]", b"[" * 100_000]
+    for number, body in enumerate(bodies):
+        publish_damaged(server, number, with_body(body))
+    publish_damaged(server, 5, lambda message: {**message, "body": "?"})
+    publish_damaged(server, 6, from_a_newer_host)
+    publish_damaged(server, 7, without_id)
+    server.publish(8)
+    with head(server, count=1) as it:
+        fronts = it.fronts.pids()
+        it.consume()
+        wait_until(server.settled)
+        assert it.fronts.pids() == fronts
+    assert it.engine.delivered == ["job-8.0"]
+    assert set(server.outcomes().values()) == {1}
+    failures = {job: outcome.failure for job, outcome in outcomes(server).items()}
+    assert failures == {**{f"job-{number}": FailureType.INTERNAL for number in range(7)}, "job-8": None}
+    rejected: Any = server.client.xrange(keys.REJECTED)
+    ((_, fields),) = rejected
+    assert "headers" in json.loads(fields[b"json"])
+
+
+def test_what_cannot_be_read_is_ended_by_its_holder_only(server: Queue) -> None:
+    task = make_task(1)
+    assert acquire(server.client, task.task_id, "newer-head", "i").state is LeaseState.HELD
+    publish_damaged(server, 1, from_a_newer_host)
+    with head(server, count=1) as it:
+        it.consume()
+        wait_until(lambda: server.unacked() == 1)
+        assert not server.outcomes()
+        results.publish_outcome(server.client, Outcome.unbegun(task, "newer-head", stopped=StopReason.EXPIRED))
+        wait_until(server.settled)
+    assert outcomes(server)["job-1"].head == "newer-head"
+    assert server.outcomes() == {"job-1": 1}
+
+
+def test_what_cannot_be_read_and_is_to_stop_is_stopped(server: Queue) -> None:
+    stops.flag(server.client, {"job-1.0": StopReason.CANCELLED})
+    publish_damaged(server, 1, from_a_newer_host)
+    with head(server, count=1) as it:
+        it.consume()
+        wait_until(server.settled)
+    assert (outcomes(server)["job-1"].stopped, outcomes(server)["job-1"].failure) == (StopReason.CANCELLED, None)
