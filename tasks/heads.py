@@ -210,8 +210,10 @@ def restore_unacked(client: redis.Redis, head_id: str | None, tags: Sequence[str
 
     All of them, or those with these delivery tags. Each moves atomically, and only if it is still there:
     concurrent restores and late acknowledgements do no harm. For a front that hands back, a head that starts,
-    and one whose presence lapsed. What is no message is put aside. Two round trips and one per `RESTORED_AT_ONCE`.
-    Returns the number moved.
+    and one whose presence lapsed. Two round trips and one per `RESTORED_AT_ONCE`. Returns the number moved.
+
+    One that cannot be read is put aside: nobody could do it, and it must not keep back the others. Its job, if it
+    has one, is found missing and queued anew.
     """
     unacked, index = keys.unacked(head_id), keys.unacked_index(head_id)
     taken: Any = client.zrange(index, 0, -1, withscores=True)
@@ -224,12 +226,12 @@ def restore_unacked(client: redis.Redis, head_id: str | None, tags: Sequence[str
         pipeline = client.pipeline(transaction=False)
         for tag in ordered[start : start + RESTORED_AT_ONCE]:
             try:
-                routing_key, ready, body = _redelivered(messages[tag])
-            except (ValueError, TypeError, RecursionError) as error:
-                log.error("put aside what %s had taken and is no message: %s", head_id or keys.NO_HEAD, error)
+                ready, bell, body = _redelivered(messages[tag])
+            except (TypeError, ValueError, RecursionError) as error:
+                log.error("put aside a taken message that cannot be read: %s", type(error).__name__)
                 pipeline.eval(_PUT_ASIDE, 3, unacked, index, keys.REJECTED, tag, messages[tag])
             else:
-                pipeline.eval(_RESTORE, 4, unacked, index, ready, keys.bell(routing_key), tag, body)
+                pipeline.eval(_RESTORE, 4, unacked, index, ready, bell, tag, body)
         moved += sum(int(done) for done in pipeline.execute())
     return moved
 
@@ -247,14 +249,14 @@ def _text(value: bytes | str) -> str:
     return value.decode() if isinstance(value, bytes) else value
 
 
-def _redelivered(stored: bytes | str) -> tuple[str, str, str]:
-    """The queue, the ready list and the body with which kombu would restore this message.
+def _redelivered(stored: bytes) -> tuple[str, str, str]:
+    """The ready list, its queue's bell and the body with which kombu would restore this message.
 
-    Raises ValueError, TypeError or RecursionError for what is none.
+    Raises TypeError, ValueError or RecursionError for one that cannot be read.
     """
     message, _, routing_key = json.loads(stored)
     if not isinstance(message, dict) or not isinstance(routing_key, str):
-        raise TypeError(f"expected a message and its queue, got {type(message).__name__}, {type(routing_key).__name__}")
+        raise TypeError(f"expected message and routing key, got {type(message)} and {type(routing_key)}")
     headers, properties = message.get("headers"), message.get("properties")
     priority = 0
     if isinstance(headers, dict):
@@ -265,4 +267,4 @@ def _redelivered(stored: bytes | str) -> tuple[str, str, str]:
         if isinstance(info, dict):
             info["redelivered"] = True
     ready = keys.ready_at(routing_key, min(max(priority, 0), keys.PRIORITIES[-1]))
-    return routing_key, ready, json.dumps(message)
+    return ready, keys.bell(routing_key), json.dumps(message)

@@ -47,7 +47,7 @@ def waiting_ids(client: redis.Redis, model: str) -> Iterator[str]:
         start = 0
         while messages := client.lrange(name, start, start + _SCAN_COUNT - 1):
             start += len(messages)
-            yield from (task_id(_parsed(message)) for message in messages)
+            yield from map(_id_in, messages)
 
 
 def remove(client: redis.Redis, model: str, task_ids: Collection[str]) -> set[str]:
@@ -58,7 +58,7 @@ def remove(client: redis.Redis, model: str, task_ids: Collection[str]) -> set[st
         while messages := client.lrange(name, start, start + _SCAN_COUNT - 1):
             start += len(messages)
             for message in messages:
-                found = task_id(_parsed(message))
+                found = _id_in(message)
                 if found in task_ids and client.lrem(name, 1, message):  # type: ignore[arg-type]
                     removed.add(found)
                     start -= 1
@@ -73,21 +73,21 @@ def num_unacked(client: redis.Redis, head_id: str | None) -> int:
 def unacked_ids(client: redis.Redis, head_id: str | None) -> Iterator[str]:
     """The task ids of the messages that a head's fronts took and did not acknowledge yet."""
     for _, value in client.hscan_iter(keys.unacked(head_id), count=100):
-        stored = _parsed(value)
-        yield task_id(stored[0] if isinstance(stored, list) and stored else None)
+        yield _id_in(value)
 
 
-def task_id(message: object) -> str:
-    """The task id of a message as kombu stores it; empty for one that is no Celery task."""
+def _id_in(stored: bytes | str) -> str:
+    """The task id of a waiting message, or of one taken, which stands in a list; empty if it cannot be read.
+
+    A foreign message must not hide the others from whoever looks at all of them.
+    """
     try:
-        return str(message["headers"]["id"])  # type: ignore[index]
-    except (TypeError, LookupError):
+        message = json.loads(stored)
+        return task_id(message[0] if isinstance(message, list) else message)
+    except (AttributeError, LookupError, ValueError, RecursionError):
         return ""
 
 
-def _parsed(raw: bytes | str) -> Any:
-    """A message; None for what is none: it must not keep the others from being seen, heads put it aside."""
-    try:
-        return json.loads(raw)
-    except (ValueError, RecursionError):
-        return None
+def task_id(message: dict[str, Any]) -> str:
+    """The task id of a message as kombu stores it; empty for one that is no Celery task."""
+    return str(message.get("headers", {}).get("id", ""))

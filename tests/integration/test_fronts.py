@@ -31,6 +31,7 @@ from tasks.publish import Publication, Publisher
 from tasks.results import Started
 from tasks.settings import TaskSettings
 from tests.integration.fake_engine import AUTHKEY, HEAD, MODEL, FakeEngine
+from workers.head import front_settlements
 from workers.head.channel import private_address
 from workers.head.front_fetch import Taker, connection_class
 from workers.head.front_settlements import Settlements
@@ -425,6 +426,24 @@ def test_claims_on_messages_in_flight_are_renewed(server: Queue) -> None:
     assert renewed > time.time() - 60
     assert server.client.zscore(index, "foreign") == 1.0
     assert server.client.zscore(index, "restored meanwhile") is None
+
+
+def test_what_cannot_be_settled_is_left_to_the_bookkeeper_and_stops_no_other(
+    server: Queue, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: object) -> int:
+        raise ValueError("whatever")
+
+    monkeypatch.setattr(front_settlements, "restore_unacked", fail)
+    settlements = Settlements(server.client, HEAD, lambda: None)
+    for tag, requeue in (("back", True), ("done", False)):
+        server.client.hset(keys.unacked(HEAD), tag, "[]")
+        settlements.take(SimpleNamespace(delivery_tag=tag))
+        settlements.settle(SimpleNamespace(delivery_tag=tag), requeue=requeue)
+        assert settlements.drain(5)
+    assert server.client.hkeys(keys.unacked(HEAD)) == [b"back"]
+    assert settlements.num_in_flight == 0
+    assert "they come again" in caplog.text
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from storage.states import JobState
 from tasks import keys, results, stops
 from tasks.generation import FailureType, GenerationTask, Outcome, StopReason
 from tasks.lease import LeaseState, acquire
+from tests.bookkeeping import MODEL as MODEL_OF_OFFICE
 from tests.bookkeeping import at_work, open_office, submit
 from tests.integration.fake_engine import MODEL
 from tests.integration.test_fronts import Queue, head, make_task, wait_until
@@ -121,3 +122,14 @@ def test_what_cannot_be_read_and_is_to_stop_is_stopped(server: Queue) -> None:
         it.consume()
         wait_until(server.settled)
     assert (outcomes(server)["job-1"].stopped, outcomes(server)["job-1"].failure) == (StopReason.CANCELLED, None)
+
+
+def test_a_message_that_only_the_server_can_read_is_put_aside_and_its_job_runs(tmp_path: Path) -> None:
+    with open_office(tmp_path) as office, at_work(office):
+        batch = submit(office.database, 2)
+        wait_until(lambda: office.client.llen(keys.queue(MODEL_OF_OFFICE)) == 2)
+        raw: Any = office.client.rpop(keys.queue(MODEL_OF_OFFICE))
+        office.client.rpush(keys.queue(MODEL_OF_OFFICE), raw.replace(b'"lang": "py"', b'"lang": "\xff"'))
+        with full_head(office, "h1"):
+            wait_until(lambda: ended(office, batch) == {JobState.COMPLETED: 2}, 60)
+            wait_until(lambda: office.client.xlen(keys.REJECTED) == 1)

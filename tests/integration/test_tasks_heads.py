@@ -123,6 +123,35 @@ def test_restoring_twice_moves_nothing_twice(office: Office) -> None:
     assert queues.num_waiting(office.client, MODEL) == 2
 
 
+@pytest.mark.parametrize(
+    "stored",
+    [
+        *(b"", b"\xff", b"[{},}", b"[" * 100_000, b"3", b'[{}, ""]', b'[{}, "", null]', b'["text", "", "q"]'),
+        b'[{"properties": {"priority": "high"}}, "", "q"]',
+        b'[{"properties": {"priority": [1]}}, "", "q"]',
+    ],
+)
+def test_a_taken_message_that_cannot_be_read_is_put_aside_and_keeps_no_other_back(
+    office: Office, stored: bytes
+) -> None:
+    publish(office, "a", "b")
+    take(office, "h1", 2)
+    office.client.hset(keys.unacked("h1"), "bad", stored)
+    office.client.zadd(keys.unacked_index("h1"), {"bad": 1.0})
+    assert {"a.1", "b.1"} <= set(queues.unacked_ids(office.client, "h1"))
+    assert heads.restore_unacked(office.client, "h1") == 2
+    assert office.client.exists(keys.unacked("h1"), keys.unacked_index("h1")) == 0
+    rejected: Any = office.client.xrange(keys.REJECTED)
+    assert [fields[b"json"] for _, fields in rejected] == [stored]
+
+
+def test_a_foreign_message_hides_no_waiting_one(office: Office) -> None:
+    office.client.rpush(keys.queue(MODEL), "not json", "[]", "3", '{"headers": []}')
+    publish(office, "a")
+    assert set(queues.waiting_ids(office.client, MODEL)) == {"", "a.1"}
+    assert queues.remove(office.client, MODEL, {"a.1"}) == {"a.1"}
+
+
 def test_messages_are_taken_out_of_every_priority_by_task_id(office: Office) -> None:
     publish(office, *(f"n{number}" for number in range(1200)))
     publish(office, "late", priority=9)

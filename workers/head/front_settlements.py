@@ -94,7 +94,10 @@ class Settlements:
             settlements = [self._wanted.get()]
             while len(settlements) < _MOST_AT_ONCE and not self._wanted.empty():
                 settlements.append(self._wanted.get())
-            self._insist(settlements)
+            try:
+                self._insist(settlements)
+            except Exception:  # this thread alone settles: without it the front would take jobs and never end one
+                logger.exception("messages not settled; nobody claims them any more, they come again")
             self._forget(settlements)
             self._wake()
             for _ in settlements:
