@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import fcntl
 import os
 import queue
@@ -15,6 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Client
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -282,6 +284,56 @@ def test_a_leaving_front_leaves_its_jobs_live(engine: Engine) -> None:
     engine.server.started("job.1")
     engine.server.finish("job.1", make_outcome())
     assert engine.server.live() == ()
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ECONNABORTED])
+def test_a_front_is_accepted_after_one_could_not_be(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    failures = [OSError(number, "no"), OSError(number, "no")]
+
+    class Failing(socket.socket):
+        def accept(self) -> tuple[socket.socket, object]:
+            if failures:
+                raise failures.pop()
+            return super().accept()
+
+    monkeypatch.setattr(channel, "ACCEPT_AGAIN_S", 0.01)
+    monkeypatch.setattr(socket, "socket", Failing)
+    with private_address() as address:
+        engine = Engine(address)
+        with engine.front() as front:
+            front.submit(make_task())
+            assert engine.delivered.get(timeout=5) == make_task()
+        engine.server.close()
+    assert not failures
+
+
+def test_a_front_for_which_no_thread_is_free_is_cut_off_and_the_next_is_served(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(channel, "_FrontLink", Mock(side_effect=OSError(errno.EMFILE, "no")))
+        with pytest.raises(EngineUnreachable):
+            EngineClient(engine.address, KEY, lambda on: None, lambda: None)
+    with engine.front() as front:
+        front.submit(make_task())
+        assert engine.delivered.get(timeout=5) == make_task()
+
+
+def test_an_engine_closes_while_it_can_accept_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Full(socket.socket):
+        def accept(self) -> tuple[socket.socket, object]:
+            raise OSError(errno.EMFILE, "no")
+
+    def exhausted(*_: object) -> socket.socket:
+        raise OSError(errno.EMFILE, "no")
+
+    monkeypatch.setattr(channel, "ACCEPT_AGAIN_S", 0.01)
+    monkeypatch.setattr(socket, "socket", Full)
+    with private_address() as address:
+        server = EngineServer(address, KEY, lambda task, suspect: None)
+        monkeypatch.setattr(socket, "socket", exhausted)
+        server.close()
+        assert not Path(address).exists()
 
 
 def test_garbage_from_one_front_costs_only_that_front(engine: Engine) -> None:

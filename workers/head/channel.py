@@ -43,6 +43,8 @@ logger = logging.getLogger(__name__)
 
 #: a front that does not read is cut off once this much waits for it: the largest message, and as much before it
 MAX_UNREAD_BYTES = 2 * MAX_MESSAGE_BYTES
+#: seconds before the next attempt to accept a front after one failed
+ACCEPT_AGAIN_S = 0.5
 #: longest path a Unix socket may have everywhere (macOS: 104, Linux: 108)
 _MAX_PATH = 100
 #: file in the socket's directory that is locked as long as the engine lives
@@ -175,20 +177,35 @@ class EngineServer:
                 front.send(data)
 
     def _accept(self) -> None:
-        while True:
-            accepted, _ = self._socket.accept()
+        while not self._closed:
+            try:
+                accepted, _ = self._socket.accept()
+            except OSError as error:  # out of descriptors, or the front was gone already: the next one may come in
+                if not self._closed:
+                    logger.warning("no front can be accepted, trying again: %s", error)
+                    time.sleep(ACCEPT_AGAIN_S)
+                continue
             if self._closed:
                 accepted.close()
                 return
-            threading.Thread(target=self._serve, args=(accepted,), name="channel-front", daemon=True).start()
+            try:
+                front = _FrontLink(accepted)
+                threading.Thread(target=self._serve, args=(front,), name="channel-front", daemon=True).start()
+            except (OSError, RuntimeError) as error:  # out of descriptors, or of threads
+                logger.warning("lost a front: %s", error)
+                with contextlib.suppress(OSError):
+                    accepted.shutdown(socket.SHUT_RDWR)
+                accepted.close()
 
     def _wake_acceptor(self) -> None:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as knock, contextlib.suppress(OSError):
+        """So that it ends. A listening socket cannot be shut down everywhere, and to knock takes a descriptor."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as knock:
             knock.connect(self._address)
 
-    def _serve(self, accepted: socket.socket) -> None:
+    def _serve(self, front: _FrontLink) -> None:
         """One front, from its challenge to its end."""
-        front = _FrontLink(accepted)
         try:
             front.authenticate(self._authkey)
             self._join(front)
