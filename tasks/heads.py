@@ -35,9 +35,14 @@ redis.call('SADD', KEYS[2], ARGV[4])
 return false
 """
 
+# What cannot be read is no head's of ours: it must not keep one that lives from saying so.
 _BEAT = """#!lua flags=allow-oom
+local value = redis.call('GET', KEYS[1])
+local readable, other = pcall(function() return value and cjson.decode(value)['instance'] end)
+if readable and other and other ~= ARGV[4] then return 0 end
 redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
 redis.call('SADD', KEYS[2], ARGV[3])
+return 1
 """
 
 _RESTORE = """#!lua flags=allow-oom
@@ -117,9 +122,13 @@ def claim(client: redis.Redis, info: HeadInfo) -> None:
         )
 
 
-def beat(client: redis.Redis, info: HeadInfo) -> None:
-    """Renew the head's presence, also on a server short of memory. One round trip."""
-    client.eval(_BEAT, 2, keys.head(info.head_id), keys.HEADS, info.to_json(), PRESENCE_MS, info.head_id)
+def beat(client: redis.Redis, info: HeadInfo) -> bool:
+    """Renew the head's presence, also on a server short of memory. One round trip.
+
+    False if another instance has claimed the id since this one's presence lapsed: its presence stands.
+    """
+    arguments = (info.to_json(), PRESENCE_MS, info.head_id, info.instance)
+    return bool(client.eval(_BEAT, 2, keys.head(info.head_id), keys.HEADS, *arguments))
 
 
 def withdraw(client: redis.Redis, head_id: str) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from cli.errors import ExitCode
 from tests.acceptance.blocks import run_blocks
 from tests.acceptance.system import System
 from tests.documents import ROOT
+from tests.integration.test_fronts_recovery import front_pids
 
 #: enough work to be in the middle of it when something is killed
 LONG = [
@@ -90,6 +93,28 @@ def test_a_killed_head_costs_no_job_and_changes_no_text(
     whole_system.start_head()
     assert whole_system.wait_for(batch).counts.completed == len(LONG)
     assert whole_system.texts(batch) == undisturbed
+
+
+def test_a_head_that_was_frozen_while_another_took_its_id_ends_and_costs_no_job(
+    undisturbed: dict[str, str | None], whole_system: System
+) -> None:
+    batch = whole_system.submit(LONG)
+    whole_system.wait_for(batch, completed=2)
+    frozen = [whole_system.pid("head"), *front_pids(whole_system.pid("head"))]
+    try:
+        for pid in frozen:
+            os.kill(pid, signal.SIGSTOP)
+        whole_system.start_head("second", **{"head-id": "head"})
+        whole_system.wait_until(lambda: not whole_system.heads(), "lapsed presence")
+        whole_system.wait_until(lambda: bool(whole_system.heads()), "second head")
+    finally:
+        for pid in frozen:
+            os.kill(pid, signal.SIGCONT)
+    assert whole_system.wait_ended("head") != ExitCode.OK
+    assert "another head has taken the id 'head'" in whole_system.logs()
+    assert whole_system.wait_for(batch).counts.completed == len(LONG)
+    assert whole_system.texts(batch) == undisturbed
+    assert whole_system.stop("second") == 0
 
 
 def test_a_killed_bookkeeper_costs_no_job(whole_system: System) -> None:

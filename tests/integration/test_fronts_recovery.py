@@ -61,7 +61,7 @@ def full_head(office: Office, name: str, *, delay_s: float | None = 0.05, count:
         stack.callback(engine.close)
         settings = HeadSettings(model="/models/any", broker_url=office.server.url, head_id=name)
         info = Identity(name, "tiny", PROFILE, 4)
-        presence = Presence(office.client, info, lambda: Load(engine.server.live(), True, 0, 0.0))
+        presence = Presence(office.client, info, lambda: Load(engine.server.live(), True, 0, 0.0), lambda: None)
         stack.callback(presence.close)
         fronts = Fronts(settings, engine.address, AUTHKEY, model="tiny", count=count, concurrency_total=4, grace_s=0.5)
         stack.callback(fronts.close)

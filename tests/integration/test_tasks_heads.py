@@ -86,6 +86,26 @@ def test_two_heads_cannot_have_the_same_id(office: Office) -> None:
     heads.claim(office.client, dataclasses.replace(first, instance="another"))
 
 
+def test_a_head_whose_id_another_one_has_claimed_does_not_beat_over_it(office: Office) -> None:
+    first = head_info()
+    second = dataclasses.replace(first, instance="another")
+    heads.claim(office.client, first)
+    assert heads.beat(office.client, first)
+    heads.withdraw(office.client, "h1")
+    assert heads.beat(office.client, first)
+    heads.withdraw(office.client, "h1")
+    heads.claim(office.client, second)
+    assert not heads.beat(office.client, first)
+    assert heads.live_heads(office.client) == [second]
+
+
+@pytest.mark.parametrize("value", ["", "alive", "3", "null", "[]", "{}"])
+def test_what_is_no_heads_presence_keeps_no_head_from_beating(office: Office, value: str) -> None:
+    office.client.set(keys.head("h1"), value)
+    assert heads.beat(office.client, head_info())
+    assert heads.live_heads(office.client) == [head_info()]
+
+
 def test_a_served_name_stands_for_one_profile_and_both_sides_are_named(office: Office) -> None:
     heads.register_profile(office.client, MODEL, PROFILE)
     other = dataclasses.replace(PROFILE, dtype="bfloat16")

@@ -52,7 +52,8 @@ class Presence:
     """A starting head's claim on its id and served name, then the thread that keeps it known until `close`.
 
     The messages that an earlier process took under this id and never acknowledged go back to the queue.
-    `load` is called from the thread and must be quick.
+    `load` is called from the thread and must be quick. So is `on_taken`, once another head has the id: this one
+    was still for so long (a frozen machine) that its presence lapsed and a second one began. It must end.
 
     Raises:
         HeadIdTaken: another head is alive under the id. Waited out first: a dead one's presence lapses.
@@ -65,6 +66,7 @@ class Presence:
         client: redis.Redis,
         identity: Identity,
         load: Callable[[], Load],
+        on_taken: Callable[[], None],
         *,
         beat_s: float = BEAT_S,
         patience_s: float = PRESENCE_MS / 1000 + 2,
@@ -72,6 +74,8 @@ class Presence:
         self._client = client
         self._identity = identity
         self._load = load
+        self._on_taken = on_taken
+        self._taken = False
         self._beat_s = beat_s
         self._instance = uuid.uuid4().hex
         self._started_at = time.time()
@@ -89,7 +93,16 @@ class Presence:
             return
         self._closing.set()
         self._thread.join()
-        self._withdraw()
+        if not self._taken:
+            self._withdraw()
+
+    def check(self) -> None:
+        """Raises HeadIdTaken once another head has the id."""
+        if self._taken:
+            raise HeadIdTaken(
+                f"another head has taken the id {self._identity.head_id!r} while this one stood still; "
+                "give one of the two another id (SHARDQ_HEAD_ID)"
+            )
 
     def _claim(self, patience_s: float) -> None:
         deadline = time.monotonic() + patience_s
@@ -114,11 +127,15 @@ class Presence:
         outage = Outage(logger, "this head looks dead from there, its jobs will be given to others")
         while not self._closing.wait(self._beat_s):
             try:
-                heads.beat(self._client, self._info())
+                self._taken = not heads.beat(self._client, self._info())
             except redis.RedisError as error:
                 outage.failed(error)
-            else:
-                outage.over()
+                continue
+            outage.over()
+            if self._taken:
+                logger.error("another head has taken the id %r: ending", self._identity.head_id)
+                self._on_taken()
+                return
 
     def _withdraw(self) -> None:
         try:

@@ -82,7 +82,7 @@ def run(settings: HeadSettings, make: MakeDrafter | None = None) -> None:
             heads.register_profile(client, settings.served_name, served.profile)
         shard = served.load_head(slots=settings.num_slots, max_query=settings.max_query)
         search = TailSearch(relay, offer(settings, served, takes_fewer=takes_fewer))
-        with assembled(settings, served, client, shard, make or load_drafter) as worker:
+        with assembled(settings, served, client, shard, make or load_drafter, stop) as worker:
             worker.serve(search, stop, settings.tail_timeout_s)
 
 
@@ -128,9 +128,17 @@ def _relay(settings: HeadSettings) -> RedisRelay:
 
 @contextmanager
 def assembled(
-    settings: HeadSettings, served: ServedModel, client: redis.Redis, shard: HeadShard, make: MakeDrafter
+    settings: HeadSettings,
+    served: ServedModel,
+    client: redis.Redis,
+    shard: HeadShard,
+    make: MakeDrafter,
+    stop: threading.Event,
 ) -> Iterator[HeadWorker]:
-    """Load what is left to load, open the socket, start the fronts; at the end jobs go back to the queue."""
+    """Load what is left to load, open the socket, start the fronts; at the end jobs go back to the queue.
+
+    Sets `stop` once another head has this one's id, and raises HeadIdTaken at the end.
+    """
     drafter = make(settings, served)
     prompts = PromptReader(
         tokenizer=load_tokenizer(served.directory),
@@ -163,7 +171,7 @@ def assembled(
         # The fronts close before the presence ends: what they hand back needs no restoring by others.
         with (
             closing(engine),
-            closing(Presence(client, identity, load)),
+            closing(Presence(client, identity, load, stop.set)) as presence,
             closing(StopWatch(client, server.live, engine.stop)),
             closing(FollowWatch(client, server.live, engine.shown, engine.wake)),
             closing(_fronts(settings, address, authkey)) as fronts,
@@ -174,6 +182,7 @@ def assembled(
                 server.close()  # the fronts see an engine that died over its jobs: that counts as one try of each
                 raise
             engine.hand_back_all()
+            presence.check()
 
 
 def engine_options(settings: HeadSettings, wire_dtype: str) -> EngineOptions:

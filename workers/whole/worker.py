@@ -42,5 +42,5 @@ def run(settings: HeadSettings) -> None:
             heads.register_profile(client, settings.served_name, served.profile)
         head, tail = served.load_whole(slots=slots, max_query=settings.max_query)
         info = TailInfo(_TAIL, served.profile, served.split, slots, settings.max_query, time.time())
-        with assembled(settings, served, client, head, load_drafter) as worker:
+        with assembled(settings, served, client, head, load_drafter, stop) as worker:
             worker.serve(TailSearch(DirectRelay(info, tail), offer(settings, served)), stop, None)
