@@ -10,6 +10,7 @@ Both: `expires_in` beside `custom_id`, the time from submission until the job ex
 from __future__ import annotations
 
 import json
+import re
 import secrets
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -47,7 +48,8 @@ COMPLETIONS_URL = "/v1/completions"
 
 _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 
-_UTF8_BOM = b"\xef\xbb\xbf"
+#: of a file; files that were joined have one in their midst
+_UTF8_BOMS = re.compile(rb"(?:\xef\xbb\xbf)*")
 _UTF16_BOMS = (b"\xff\xfe", b"\xfe\xff")
 _OPENAI_FORM = ("method", "url", "body")
 
@@ -151,20 +153,18 @@ def parse_line(
 
 
 def _lines(stream: BinaryIO, limit: int) -> Iterator[tuple[int, bytes | LineError]]:
-    """Numbered lines without their ends; one over `limit` bytes is skipped without being held."""
+    """Numbered lines without byte order marks and their ends; one over `limit` bytes is skipped without being held."""
     number = 0
     while data := stream.readline(limit + 1):
         number += 1
-        if number == 1:
-            if data.startswith(_UTF16_BOMS):
-                yield number, LineError(number, None, "expected UTF-8, this is UTF-16: convert the file")
-                return
-            data = data.removeprefix(_UTF8_BOM)
+        if number == 1 and data.startswith(_UTF16_BOMS):
+            yield number, LineError(number, None, "expected UTF-8, this is UTF-16: convert the file")
+            return
         if len(data) > limit and not data.endswith(b"\n"):
             _skip_line(stream)
             yield number, LineError(number, None, f"expected at most {limit} bytes a line")
         else:
-            yield number, data.rstrip(b"\r\n")
+            yield number, _UTF8_BOMS.sub(b"", data, count=1).rstrip(b"\r\n")
 
 
 def _skip_line(stream: BinaryIO) -> None:

@@ -208,3 +208,10 @@ def test_the_example_is_16_good_prompts_of_every_kind(run: Shardq) -> None:
     assert sum("stop" in body for body in bodies) >= 2
     assert len(systems) >= 4
     assert len(set(systems)) == 1
+
+
+def test_joined_files_with_byte_order_marks_are_accepted(run: Shardq) -> None:
+    mark = b"\xef\xbb\xbf"
+    data = mark + mark + line(prompt="a") + b"\n" + mark + line(prompt="b") + b"\n" + mark
+    result = run("submit", "--check", "-", stdin=data)
+    assert result.stdout == "2 jobs, 0 invalid lines\n", result.stderr
