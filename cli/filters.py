@@ -42,8 +42,10 @@ def filter_options(function: F) -> F:
 
 
 def read_columns(_: click.Context, __: click.Parameter, value: str | None) -> tuple[str, ...]:
-    """Names with commas between them, each once. Raises BadParameter."""
+    """Names with commas between them, each once; none if the option was not given. Raises BadParameter."""
     names = [name.strip() for name in (value or "").split(",") if name.strip()]
+    if value is not None and not names:
+        raise click.BadParameter(f"{value!r} names no column: expected names with commas between them, as id,text.")
     try:
         check_columns([name for name in names if name != "num_choices"])
     except FilterInvalid as error:

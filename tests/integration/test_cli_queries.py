@@ -51,6 +51,8 @@ def test_results_are_filtered_within_a_batch_and_across_all(run: Shardq) -> None
     [
         ([], "--failed, --model, --since or --where"),
         (["--where", "colour=red"], "there are: custom_id, line"),
+        (["nightly", "--columns", ","], "'--columns': ',' names no column"),
+        (["nightly", "--columns", ""], "'--columns': '' names no column"),
         (["nightly", "--columns", "id,colour"], "no column 'colour'; there are: custom_id"),
         (["--since", "tomorrow"], "expected a duration such as 90s"),
     ],
