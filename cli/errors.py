@@ -30,6 +30,8 @@ class ExitCode(IntEnum):
     UNFINISHED = 4
     #: ended by Ctrl-C
     INTERRUPTED = 130
+    #: nobody reads the output any more; what a shell says of tools that SIGPIPE ends
+    READER_LEFT = 141
 
 
 class CliError(click.ClickException):

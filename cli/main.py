@@ -15,6 +15,7 @@ from typing import Any
 
 import click
 
+from cli.broken_pipe import drop_the_rest, reader_may_leave
 from cli.errors import CliError, ExitCode
 from cli.manner import Manner
 from cli.next_steps import with_next_step
@@ -103,7 +104,20 @@ class Commands(click.Group):
         run = partial(super().main, *args, standalone_mode=False, **kwargs)
         if not standalone_mode:
             return run()
-        sys.exit(_exit_code(run))
+        try:
+            code = _exit_code(run)
+        except BrokenPipeError:
+            code = drop_the_rest()
+        sys.exit(code)
+
+    # Click itself would end with status 1 when a reader leaves, and rich with its own.
+    def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
+        with reader_may_leave():
+            return super().make_context(*args, **kwargs)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        with reader_may_leave():
+            return super().invoke(ctx)
 
 
 def _anywhere_first(args: list[str]) -> list[str]:

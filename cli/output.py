@@ -19,13 +19,18 @@ from cli.manner import is_quiet
 NOTHING = "–"
 
 
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        raise  # what is being handled; rich would end the process with a status of its own
+
+
 def console(out: TextIO | None = None) -> Console:
     """A console for this stream, stdout by default: colours only on a terminal, 80 columns elsewhere.
 
     NO_COLOR takes them away, bold and dim included, and goes before FORCE_COLOR, which keeps them in pipes.
     """
     plain = bool(os.environ.get("NO_COLOR"))
-    return Console(file=out, highlight=False, emoji=False, markup=False, color_system=None if plain else "auto")
+    return _Console(file=out, highlight=False, emoji=False, markup=False, color_system=None if plain else "auto")
 
 
 def warn(message: str) -> None:

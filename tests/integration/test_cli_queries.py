@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
+import subprocess
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
@@ -73,6 +75,34 @@ def test_columns_are_shown_in_the_order_asked_for(run: Shardq) -> None:
         ["c2", "0.2", "1"],
         ["c3", "–", "1"],
     ]
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        *["--help", "results --help", "list", "show nightly-1", "stats nightly", "status nightly"],
+        *["results nightly", "results nightly --format table", "results nightly --format csv"],
+        *["compare nightly nightly-int8", "report nightly -o -", "doctor"],
+    ],
+)
+def test_every_command_ends_alike_and_quietly_when_its_reader_has_left(run: Shardq, command: str) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    environment = {**os.environ, "SHARDQ_DATA_DIR": str(run.data_dir)}
+    argv = [sys.executable, "-m", "cli.main", *command.split()]
+    left = subprocess.run(argv, env=environment, stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(writer)
+    assert (left.returncode, left.stderr) == (ExitCode.READER_LEFT, "")
+
+
+def test_an_error_that_nobody_reads_ends_alike(run: Shardq) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    environment = {**os.environ, "SHARDQ_DATA_DIR": str(run.data_dir)}
+    argv = [sys.executable, "-m", "cli.main", "results", "nothing"]
+    left = subprocess.run(argv, env=environment, stdout=writer, stderr=writer, check=False)
+    os.close(writer)
+    assert left.returncode == ExitCode.READER_LEFT
 
 
 def test_csv_keeps_whole_numbers_times_and_empty_places(run: Shardq) -> None:
