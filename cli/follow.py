@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
+from contextlib import nullcontext, redirect_stdout
 from pathlib import Path
 
 from cli.batches import batch_json, print_batch
 from cli.database import exit_code
-from cli.errors import ExitCode
+from cli.destination import STDOUT
+from cli.errors import CliError, ExitCode
 from cli.output import note, print_json
 from cli.reasons import look_around, why_nothing_moves
 from cli.result_files import write_results
@@ -75,7 +78,8 @@ def follow(database: Database, batch: BatchRow, on_poll: Callable[[], None] = la
 def follow_to_end(database: Database, batch: BatchRow, *, output: Path | None = None, as_json: bool) -> ExitCode:
     """Show progress until the batch has ended, then what came out; what the command exits with.
 
-    `output`: a file for the results. Ctrl-C leaves the batch alone.
+    `output`: a file for the results; with `-` stdout is theirs alone. Ctrl-C leaves the batch alone.
+    Raises CliError, after all else, if they cannot be written.
     """
     try:
         follow(database, batch)
@@ -83,11 +87,22 @@ def follow_to_end(database: Database, batch: BatchRow, *, output: Path | None = 
         note(f"the batch goes on without you: `shardq status {batch.id}`, or stop it with `shardq cancel {batch.id}`")
         return ExitCode.INTERRUPTED
     batch = get_batch(database, batch.id)
-    if output is not None:
-        write_results(database, batch.id, output)
+    unwritten = _try_to_write(database, batch.id, output) if output is not None else None
     figures = batch_figures(database, batch.id)
-    if as_json:
-        print_json(batch_json(batch, figures))
-    else:
-        print_batch(batch, figures)
+    with redirect_stdout(sys.stderr) if output == STDOUT else nullcontext():
+        if as_json:
+            print_json(batch_json(batch, figures))
+        else:
+            print_batch(batch, figures)
+    if unwritten is not None:
+        raise unwritten
     return exit_code(batch.counts)
+
+
+def _try_to_write(database: Database, batch_id: str, output: Path) -> CliError | None:
+    """Write the results; what to say if that cannot be done."""
+    try:
+        write_results(database, batch_id, output)
+    except CliError as error:
+        return CliError(f"{error.message}; `shardq results {batch_id} --output FILE` writes the results again")
+    return None

@@ -13,6 +13,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import BinaryIO, cast
 
+import click
+
+from cli.destination import STDOUT, writing
 from cli.errors import CliError
 from cli.ticker import Ticker
 from tasks.openai_batch import Defaults, LineError, ParsedJob, read_requests
@@ -121,24 +124,29 @@ def check_input(stream: BinaryIO, defaults: Defaults, max_errors: int, tell: Err
 
 @contextmanager
 def error_file(path: Path | None) -> Iterator[ErrorSink]:
-    """Write every error told to this file as a JSON object a line; nowhere without a path. Raises CliError."""
+    """Write every error told to this file, or `-`, as a JSON object a line; nowhere without a path. Raises CliError."""
     if path is None:
         yield nowhere
         return
-    try:
-        with path.open("w", encoding="utf-8") as out:
+    if path == STDOUT:
+        yield lambda error: click.echo(_json_line(error))
+        return
+    with writing(path, "--errors"), path.open("w", encoding="utf-8") as out:
 
-            def write(error: LineError) -> None:
-                out.write(json.dumps(asdict(error), ensure_ascii=False) + "\n")
+        def write(error: LineError) -> None:
+            out.write(_json_line(error) + "\n")
 
-            yield write
-    except OSError as error:
-        raise CliError(f"cannot write {path}: {error.strerror}") from error
+        yield write
+
+
+def _json_line(error: LineError) -> str:
+    return json.dumps(asdict(error), ensure_ascii=False)
 
 
 def error_report(check: Check, path: Path | None = None) -> str:
     """The errors found, one a line, how many more there are, and where all of them are."""
     lines = [str(error) for error in check.errors]
     if hidden := check.num_errors - len(check.errors):
-        lines.append(f"… and {hidden} more: " + (f"all in {path}" if path else "--errors FILE writes all of them"))
+        where = "on stdout" if path == STDOUT else f"in {path}"
+        lines.append(f"… and {hidden} more: " + (f"all {where}" if path else "--errors FILE writes all of them"))
     return "\n".join(lines)

@@ -6,11 +6,12 @@ import csv
 import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from itertools import islice
 from pathlib import Path
 from typing import Any, TextIO
 
-from cli.destination import destination, replaced
+from cli.destination import STDOUT, check_writable, destination, replaced
 from cli.errors import CliError
 from cli.output import counted, figure, first_words, percent, print_table, state
 from storage.columns import JOB_COLUMNS, Kind
@@ -37,12 +38,12 @@ class Format:
     name: str
     columns: tuple[str, ...] = ()
 
-    def write(self, jobs: Iterable[JobRow], path: Path | None) -> None:
-        """Into a file, which appears only once it is complete, or to stdout. Raises CliError."""
+    def write(self, jobs: Iterable[JobRow], path: Path | None, option: str = "--output") -> None:
+        """Into the file that `option` names, which appears only once it is complete, or to stdout. Raises CliError."""
         if self.name == "parquet":
             write_parquet(jobs, path, self.columns or ALL_COLUMNS)
             return
-        with destination(path) as out:
+        with destination(path, option) as out:
             _WRITERS[self.name](jobs, out, self.columns)
 
 
@@ -79,7 +80,7 @@ def write_csv(jobs: Iterable[JobRow], out: TextIO, columns: Sequence[str] = ()) 
 
 def write_parquet(jobs: Iterable[JobRow], path: Path | None, columns: Sequence[str] = ALL_COLUMNS) -> None:
     """Row groups of `ROW_GROUP` jobs; times are UTC timestamps, whole numbers stay so beside empty places."""
-    if path is None:
+    if path is None or path == STDOUT:
         raise CliError("parquet is not for a terminal or a pipe: name a file with --output FILE.parquet")
     import pyarrow
     from pyarrow import parquet
@@ -172,6 +173,13 @@ _WRITERS: dict[str, Callable[[Iterable[JobRow], TextIO, Sequence[str]], None]] =
     "csv": write_csv,
     "table": write_table,
 }
+
+
+def check_place(path: Path) -> None:
+    """Find out before a batch runs what would keep `write_results` from writing it. Raises CliError."""
+    if format_of(path) == "parquet":
+        import_module("pyarrow")
+    check_writable(path)
 
 
 def write_results(database: Database, batch_id: str, path: Path) -> None:

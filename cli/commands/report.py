@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from cli.database import opened
-from cli.destination import replaced
+from cli.destination import STDOUT, replaced
 from cli.options import database_option
 from cli.output import note
 from cli.report.page import page
@@ -40,7 +40,7 @@ def report_command(batch: str, output: Path | None) -> None:
         html = page(row, batch_figures(database, row.id), batch_series(database, row.id), database.now())
     # A model may leave half a surrogate pair in a message.
     content = html.encode("utf-8", "replace")
-    if output == Path("-"):
+    if output == STDOUT:
         click.echo(content, nl=False)
         return
     path = output or Path(f"{row.id}.html")

@@ -10,6 +10,7 @@ from pathlib import Path
 import click
 
 from cli.database import exit_code, opened
+from cli.destination import STDOUT, refuse_same_file
 from cli.errors import ExitCode
 from cli.filters import filter_options, read_columns
 from cli.options import database_option
@@ -42,11 +43,16 @@ _NOT_DONE = TERMINAL_STATES - {JobState.COMPLETED}
     help="Default: by the ending of --output; else table on a terminal, jsonl elsewhere.",
 )
 @click.option("--json", "as_json", is_flag=True, help="The same as --format jsonl.")
-@click.option("--output", "-o", type=click.Path(dir_okay=False, path_type=Path), help="Write to this file.")
+@click.option(
+    "--output",
+    "-o",
+    type=click.Path(dir_okay=False, allow_dash=True, path_type=Path),
+    help="Write to this file, - for stdout.",
+)
 @click.option(
     "--errors",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="Write the lines of jobs that did not succeed to this file (jsonl).",
+    type=click.Path(dir_okay=False, allow_dash=True, path_type=Path),
+    help="Write the lines of jobs that did not succeed to this file (jsonl), - for stdout.",
 )
 @database_option
 @click.pass_context
@@ -87,6 +93,7 @@ def results_command(
     is_filtered = wanted != JobFilter()
     if batch is None and not is_filtered:
         raise click.UsageError("Say which BATCH, or give a filter: --failed, --model, --since or --where.")
+    refuse_same_file({"--output": output, "--errors": errors})
     chosen = Format("jsonl" if as_json else form or _default_format(output), columns)
     with opened() as database:
         row = get_batch(database, batch) if batch is not None else None
@@ -95,7 +102,7 @@ def results_command(
         chosen.write(_without_errors(jobs, errors, chosen.name), output)
         if errors is not None:
             not_done = replace(wanted, states=_NOT_DONE)
-            Format("jsonl").write(find_jobs(database, not_done, batch_id=batch_id), errors)
+            Format("jsonl").write(find_jobs(database, not_done, batch_id=batch_id), errors, "--errors")
     ctx.exit(_say_what_is_open(row.counts, is_filtered) if row else ExitCode.OK)
 
 
@@ -106,7 +113,7 @@ def _say_what_is_open(counts: Counts, is_filtered: bool) -> ExitCode:
 
 
 def _default_format(output: Path | None) -> str:
-    if output is not None:
+    if output is not None and output != STDOUT:
         return format_of(output)
     return "table" if sys.stdout.isatty() else "jsonl"
 

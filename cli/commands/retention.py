@@ -8,6 +8,7 @@ import click
 
 from cli.confirmation import confirm, yes_option
 from cli.database import opened
+from cli.destination import STDOUT
 from cli.durations import age
 from cli.errors import CliError
 from cli.options import database_option, json_option
@@ -86,7 +87,8 @@ def prune_command(age_s: float, dry_run: bool, yes: bool, as_json: bool) -> None
 @click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
 @json_option
 @database_option
-def backup_command(file: Path, as_json: bool) -> None:
+@click.pass_context
+def backup_command(ctx: click.Context, file: Path, as_json: bool) -> None:
     """Write a copy of the database to a file.
 
     The copy is one consistent state, also while jobs run. FILE must not exist yet. It is a database of its own:
@@ -95,6 +97,8 @@ def backup_command(file: Path, as_json: bool) -> None:
     \b
     shardq backup shardq-$(date +%F).sqlite3
     """
+    if file == STDOUT:
+        raise click.UsageError("A backup is a file, not a stream: name it, as shardq.sqlite3.", ctx)
     with opened() as database:
         backup(database, file)
     num_bytes = file.stat().st_size

@@ -11,6 +11,7 @@ import click
 
 from cli.batches import batch_json
 from cli.database import opened
+from cli.destination import STDOUT, refuse_same_file
 from cli.durations import time_ahead
 from cli.errors import ExitCode, InputRefused
 from cli.follow import follow_to_end
@@ -19,6 +20,7 @@ from cli.options import broker_option, database_option, insecure_option, json_op
 from cli.output import counted, moment, note, print_json, warn
 from cli.parameters import defaults_of, parameter_options
 from cli.reasons import look_around, why_nothing_moves
+from cli.result_files import check_place
 from cli.submission import (
     Models,
     Order,
@@ -52,8 +54,8 @@ class Afterwards:
 @click.option(
     "--output",
     "-o",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="With --wait: write the results to this file (jsonl, or csv or parquet by its ending).",
+    type=click.Path(dir_okay=False, allow_dash=True, path_type=Path),
+    help="With --wait: write the results to this file (jsonl, or csv or parquet by its ending), - for stdout.",
 )
 @click.option(
     "--on-invalid",
@@ -76,8 +78,8 @@ class Afterwards:
 @click.option("--max-errors", type=click.IntRange(1), default=20, show_default=True, help="Invalid lines to list.")
 @click.option(
     "--errors",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="Write every invalid line's number, field and reason to this file (jsonl).",
+    type=click.Path(dir_okay=False, allow_dash=True, path_type=Path),
+    help="Write every invalid line's number, field and reason to this file (jsonl), - for stdout.",
 )
 @parameter_options
 @json_option
@@ -122,6 +124,10 @@ def submit_command(
     """
     if output is not None and not wait:
         raise click.UsageError("--output needs --wait: later, `shardq results BATCH --output FILE` writes it", ctx)
+    source = Path("/dev/stdin" if file == "-" else file)
+    refuse_same_file({"FILE": source, "--output": output, "--errors": errors})
+    if output is not None:
+        check_place(output)
     defaults = defaults_of(model, parameters)
     order = Order(name, defaults, on_invalid == "skip", priority=priority, expires_in_s=expires_in_s, reuse=reuse)
     with open_input(file) as stream, error_file(errors) as tell:
@@ -175,7 +181,7 @@ def _submit(stream: BinaryIO, check: Check, order: Order, afterwards: Afterwards
             _print_queued(batch, open_models(database, batch.id), afterwards.as_json)
             return ExitCode.OK
         if not afterwards.as_json:
-            click.echo(batch.id)
+            click.echo(batch.id, err=afterwards.output == STDOUT)
         return follow_to_end(database, batch, output=afterwards.output, as_json=afterwards.as_json)
 
 

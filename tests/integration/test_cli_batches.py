@@ -245,6 +245,31 @@ def test_waiting_for_a_batch_that_has_ended_writes_its_results(run: Shardq, serv
     assert len(list(csv.DictReader(out.open(newline="")))) == 2
 
 
+def test_results_that_cannot_be_written_after_all_leave_the_summary_and_the_way_to_them(
+    run: Shardq, served: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    batch = submit(run, PROMPTS, "--name", "nightly")
+    end_jobs(run, batch)
+    monkeypatch.setattr("cli.commands.submit.check_place", lambda path: None)  # the directory goes while jobs run
+    out = tmp_path / "gone" / "out.jsonl"
+    result = run("submit", "--name", "nightly", "--wait", "--output", str(out), "-", stdin=PROMPTS)
+    assert result.exit_code == ExitCode.ERROR
+    assert "wall time" in result.stdout
+    assert f"`shardq results {batch} --output FILE` writes the results again" in error_of(result)
+
+
+@pytest.mark.parametrize("options", [(), ("--json",)])
+def test_waiting_writes_results_alone_to_stdout_if_asked(
+    run: Shardq, served: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    end_jobs(run, submit(run, PROMPTS, "--name", "nightly"))
+    result = run("submit", "--name", "nightly", "--wait", "--output", "-", *options, "-", stdin=PROMPTS)
+    assert [json.loads(line)["custom_id"] for line in result.stdout.splitlines()] == ["a", "b"]
+    assert "completed" in result.stderr
+    assert not Path("-").exists()
+
+
 def test_waiting_prints_the_batch_as_json_if_asked(run: Shardq, served: str) -> None:
     end_jobs(run, submit(run, PROMPTS, "--name", "nightly"))
     result = run("submit", "--name", "nightly", "--wait", "--json", "-", stdin=PROMPTS)

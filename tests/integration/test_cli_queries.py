@@ -77,11 +77,34 @@ def test_columns_are_shown_in_the_order_asked_for(run: Shardq) -> None:
     ]
 
 
+def test_a_dash_is_stdout_for_results_and_errors(run: Shardq, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (folder := tmp_path / "here").mkdir()
+    monkeypatch.chdir(folder)
+    assert ids(run("results", "nightly", "--output", "-").stdout) == ["c1", "c2", "c3"]
+    assert ids(run("results", "nightly", "--output", "-", "--errors", "-").stdout) == ["c1", "c2", "c3"]
+    assert ids(run("results", "nightly", "--output", "done.jsonl", "--errors", "-").stdout) == ["c3"]
+    assert "--output FILE.parquet" in error_of(run("results", "nightly", "--output", "-", "--format", "parquet"))
+    assert [path.name for path in folder.iterdir()] == ["done.jsonl"]
+
+
+def test_results_and_errors_are_refused_in_one_file(run: Shardq, tmp_path: Path) -> None:
+    path = tmp_path / "out.jsonl"
+    result = run("results", "nightly", "--output", str(path), "--errors", str(path))
+    assert result.exit_code == ExitCode.USAGE
+    assert "--output and --errors are the same file" in error_of(result)
+    assert not path.exists()
+
+
+def test_an_error_file_that_cannot_be_written_names_its_option(run: Shardq, tmp_path: Path) -> None:
+    result = run("results", "nightly", "--errors", str(tmp_path / "no" / "errors.jsonl"))
+    assert "(--errors names another place)" in error_of(result)
+
+
 @pytest.mark.parametrize(
     "command",
     [
         *["--help", "results --help", "list", "show nightly-1", "stats nightly", "status nightly"],
-        *["results nightly", "results nightly --format table", "results nightly --format csv"],
+        *["results nightly", "results nightly --format table", "results nightly --format csv", "results nightly -o -"],
         *["compare nightly nightly-int8", "report nightly -o -", "doctor"],
     ],
 )

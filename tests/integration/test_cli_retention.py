@@ -130,6 +130,14 @@ def test_a_backup_holds_the_same_and_is_never_written_over(run: Shardq, tmp_path
     assert "copy.sqlite3" in error_of(run("backup", str(path)))
 
 
+def test_a_backup_is_no_stream(run: Shardq, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = run("backup", "-")
+    assert result.exit_code == ExitCode.USAGE
+    assert "not a stream" in error_of(result)
+    assert not Path("-").exists()
+
+
 def test_a_backup_that_cannot_be_written_is_one_line(run: Shardq, tmp_path: Path) -> None:
     ended(run)
     assert run("backup", str(tmp_path / "missing" / "copy.sqlite3")).exit_code == ExitCode.ERROR

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -208,6 +210,61 @@ def test_the_example_is_16_good_prompts_of_every_kind(run: Shardq) -> None:
     assert sum("stop" in body for body in bodies) >= 2
     assert len(systems) >= 4
     assert len(set(systems)) == 1
+
+
+@pytest.mark.parametrize("option", ["--errors", "--output"])
+def test_the_input_is_never_written_over(run: Shardq, tmp_path: Path, option: str) -> None:
+    path, link = tmp_path / "prompts.jsonl", tmp_path / "link.jsonl"
+    path.write_bytes(line(prompt="a"))
+    link.symlink_to(path)
+    for place in (path, link):
+        result = run("submit", "--check", "--wait", option, str(place), str(path))
+        assert result.exit_code == ExitCode.USAGE
+        assert f"FILE and {option} are the same file" in result.stderr
+        assert path.read_bytes() == line(prompt="a")
+
+
+def test_a_redirected_input_is_not_written_over_either(run: Shardq, tmp_path: Path) -> None:
+    path = tmp_path / "prompts.jsonl"
+    path.write_bytes(line(prompt="a"))
+    argv = [sys.executable, "-m", "cli.main", "submit", "-", "--check", "--errors", str(path)]
+    with path.open("rb") as stdin:
+        result = subprocess.run(argv, stdin=stdin, capture_output=True, text=True, check=False)
+    assert (result.returncode, path.read_bytes()) == (ExitCode.USAGE, line(prompt="a")), result.stderr
+
+
+def test_results_and_errors_go_into_different_files(run: Shardq, tmp_path: Path) -> None:
+    path = tmp_path / "out.jsonl"
+    result = run("submit", "--wait", "--output", str(path), "--errors", str(path), "-", stdin=line(prompt="a"))
+    assert result.exit_code == ExitCode.USAGE
+    assert "--output and --errors are the same file" in result.stderr
+    assert not path.exists()
+
+
+def test_a_place_that_cannot_be_written_is_told_before_anything_is_queued(run: Shardq, tmp_path: Path) -> None:
+    result = run("submit", "--wait", "--output", str(tmp_path / "no" / "out.jsonl"), "-", stdin=line(prompt="a"))
+    assert result.exit_code == ExitCode.ERROR
+    assert "No such file or directory (--output names another place)" in result.stderr
+    assert not run.data_dir.exists()
+
+
+def test_a_format_that_cannot_be_written_is_told_before_anything_is_queued(
+    run: Shardq, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    result = run("submit", "--wait", "--output", str(tmp_path / "out.parquet"), "-", stdin=line(prompt="a"))
+    assert result.exit_code == ExitCode.ERROR
+    assert "pip install 'shardq[parquet]'" in result.stderr
+    assert not run.data_dir.exists()
+
+
+def test_bad_lines_go_to_stdout_if_asked(run: Shardq, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = run("submit", "--check", "--max-errors", "1", "--errors", "-", "-", stdin=b"oops\noops\n")
+    assert result.exit_code == ExitCode.USAGE
+    assert [json.loads(text)["line"] for text in result.stdout.splitlines()] == [1, 2]
+    assert result.stderr.splitlines()[1] == "… and 1 more: all on stdout"
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_joined_files_with_byte_order_marks_are_accepted(run: Shardq) -> None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import os
 import stat
 import threading
 from pathlib import Path
 
+import click
 import pytest
 
-from cli.destination import destination, replaced
+from cli.destination import STDOUT, check_writable, destination, refuse_same_file, replaced
 from cli.errors import CliError
 
 
@@ -80,3 +82,76 @@ def test_the_name_of_an_open_file_is_that_file(tmp_path: Path) -> None:
 def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     with pytest.raises(CliError, match=f"cannot write {tmp_path}/no/results.jsonl: No such file or directory"):
         write(tmp_path / "no" / "results.jsonl", "now")
+
+
+def test_the_option_that_named_a_place_is_named(tmp_path: Path) -> None:
+    with pytest.raises(CliError, match="--errors names another place"), destination(tmp_path / "no" / "x", "--errors"):
+        pass
+
+
+def test_a_dash_is_stdout(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    out = io.StringIO()
+    monkeypatch.setattr("sys.stdout", out)
+    monkeypatch.chdir(tmp_path)
+    write(STDOUT, "now")
+    check_writable(STDOUT)
+    assert out.getvalue() == "now"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_keeps_a_place_from_being_written_is_found_before(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    path = tmp_path / "results.jsonl"
+    path.write_text("earlier")
+    check_writable(path)
+    assert (path.read_text(), list(tmp_path.iterdir())) == ("earlier", [path])
+    with pytest.raises(CliError, match="No such file or directory"):
+        check_writable(tmp_path / "no" / "results.jsonl")
+    monkeypatch.setattr("os.access", lambda place, mode: False)  # root may write everywhere
+    with pytest.raises(CliError, match=f"cannot write {path}: Permission denied"):
+        check_writable(path)
+    with pytest.raises(CliError, match="Permission denied"):
+        write(path, "now")
+    assert path.read_text() == "earlier"
+
+
+def test_a_pipe_whose_reader_leaves_is_no_place_that_cannot_be_written(tmp_path: Path) -> None:
+    with pytest.raises(BrokenPipeError), replaced(tmp_path / "pipe"):
+        raise BrokenPipeError
+
+
+def same(first: Path, second: Path) -> bool:
+    try:
+        refuse_same_file({"FILE": first, "--output": None, "--errors": second})
+    except click.UsageError:
+        return True
+    return False
+
+
+def test_one_file_under_two_names_is_refused(tmp_path: Path) -> None:
+    path, soft, hard = tmp_path / "a", tmp_path / "soft", tmp_path / "hard"
+    assert same(path, tmp_path / "." / ".." / tmp_path.name / "a")
+    soft.symlink_to(path)
+    assert same(path, soft)
+    path.touch()
+    hard.hardlink_to(path)
+    assert same(path, path)
+    assert same(path, soft)
+    assert same(hard, soft)
+    with pytest.raises(click.UsageError, match=f"FILE and --errors are the same file, {soft}: name another one with -"):
+        refuse_same_file({"FILE": path, "--errors": soft})
+    assert not same(path, tmp_path / "b")
+    (tmp_path / "b").touch()
+    assert not same(path, tmp_path / "b")
+
+
+def test_what_keeps_nothing_may_be_written_twice(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    assert not same(pipe, pipe)
+    assert not same(STDOUT, STDOUT)
+
+
+def test_a_link_to_itself_is_left_to_who_opens_it(tmp_path: Path) -> None:
+    loop = tmp_path / "loop"
+    loop.symlink_to(loop)
+    assert not same(loop, tmp_path / "b")
