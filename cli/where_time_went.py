@@ -9,7 +9,10 @@ from cli.output import NOTHING, figure, print_table
 
 @dataclass(frozen=True, slots=True)
 class TimeSpent:
-    """Seconds by what they went into. `other` is the time in the slot that none of the four parts explains."""
+    """Seconds by what they went into. `other` is the time in the slot that none of the four parts explains.
+
+    The parts of several completions overlap: where they exceed a job's time in its slot, nothing of it is `other`.
+    """
 
     queue_s: float
     draft_s: float
@@ -19,7 +22,7 @@ class TimeSpent:
     other_s: float
 
     @classmethod
-    def of(
+    def of_job(
         cls,
         *,
         slot_s: float | None,
@@ -29,7 +32,7 @@ class TimeSpent:
         link_s: float | None,
         tail_s: float | None,
     ) -> TimeSpent:
-        """`slot_s`: the whole time in slots. The parts of several completions overlap: then nothing is `other`."""
+        """`slot_s`: the job's whole time in its slot."""
         parts = (draft_s or 0.0, head_s or 0.0, link_s or 0.0, tail_s or 0.0)
         return cls(queue_s or 0.0, *parts, max(0.0, (slot_s or 0.0) - sum(parts)))
 

@@ -65,7 +65,7 @@ def _error(job: JobRow) -> tuple[str | None, str | None]:
 
 
 def _time_spent(job: JobRow) -> TimeSpent:
-    return TimeSpent.of(
+    return TimeSpent.of_job(
         slot_s=_slot_s(job),
         queue_s=job.queue_s,
         draft_s=job.draft_s,

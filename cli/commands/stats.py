@@ -58,13 +58,13 @@ def stats_command(batch: str, as_json: bool) -> None:
 
 def time_spent(figures: BatchFigures, spread: Distribution) -> TimeSpent:
     """Of all jobs of a batch together."""
-    return TimeSpent.of(
-        slot_s=spread.e2e_s,
+    return TimeSpent(
         queue_s=figures.queue_s,
         draft_s=figures.draft_s,
         head_s=figures.head_s,
         link_s=figures.link_s,
         tail_s=figures.tail_s,
+        other_s=spread.other_s,
     )
 
 

@@ -191,6 +191,7 @@ def test_stats_tell_percentiles_times_ends_and_errors(run: Shardq) -> None:
     shown = json.loads(run("stats", "nightly", "--json").stdout)
     assert shown["percentiles"]["ttft_s"] == pytest.approx({"num_jobs": 2, "p50": 0.15, "p90": 0.19, "p99": 0.199})
     assert shown["time_spent"]["tail"] == pytest.approx({"seconds": 1.0, "share": 1.0 / 7.0})
+    assert shown["time_spent"]["other"]["seconds"] == pytest.approx(1.2)
     assert shown["finish_reasons"] == {"length": 1, "stop": 1}
     assert shown["errors"] == {"context_length_exceeded": 1}
     text = run("stats", "nightly").stdout

@@ -88,7 +88,7 @@ def test_percentiles_are_those_of_the_statistics_module(db: Database) -> None:
     assert measured.num_jobs == 28
     assert [measured.p50, measured.p90, measured.p99] == pytest.approx([expected[n] for n in (49, 89, 98)])
     assert spread.percentiles["e2e_s"].p99 == pytest.approx(2.0)
-    assert spread.e2e_s == pytest.approx(56.0)
+    assert spread.other_s == pytest.approx(28 * 0.6)
     assert spread.finish_reasons == {"stop": 28}
     assert spread.errors == {"context_length_exceeded": 1}
 
@@ -96,7 +96,15 @@ def test_percentiles_are_those_of_the_statistics_module(db: Database) -> None:
 def test_a_batch_that_measured_nothing_has_no_percentiles(db: Database) -> None:
     spread = distribution(db, fill(db, [None]))
     assert spread.percentiles == {}
-    assert spread.e2e_s == 0.0
+    assert spread.other_s == 0.0
+
+
+def test_a_job_whose_parts_overlap_takes_nothing_from_the_other_jobs_unexplained_time(db: Database) -> None:
+    batch = fill(db, ["one", "two", "three"])
+    with db.write() as connection:
+        connection.execute(text("UPDATE job SET link_s = 9.0 WHERE custom_id = 'c1'"))
+        connection.execute(text("UPDATE job SET draft_s = NULL WHERE custom_id = 'c2'"))
+    assert distribution(db, batch).other_s == pytest.approx(0.0 + 0.8 + 0.6)
 
 
 def test_batches_are_compared_over_many_pages(db: Database) -> None:
