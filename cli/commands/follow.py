@@ -103,7 +103,9 @@ class _Show:
             self._line({"object": "job.end", "status": row.state, "finish_reason": reason})
         elif row.state != JobState.COMPLETED:
             why = f": {row.error_message}" if row.error_message else ""
-            note(f"{row.id} {row.state}{why} (`shardq retry {row.batch_id}` runs it again)")
+            # without a choice a retry leaves out what was cancelled
+            choice = " --cancelled" if row.state == JobState.CANCELLED else ""
+            note(f"{row.id} {row.state}{why} (`shardq retry {row.batch_id}{choice}` runs it again)")
         return ExitCode.OK if row.state == JobState.COMPLETED else ExitCode.JOBS_FAILED
 
     def close(self) -> None:

@@ -138,6 +138,14 @@ def test_a_job_that_has_ended_prints_its_stored_text(run: Shardq) -> None:
     assert "--choice is at most 0" in error_of(run("follow", f"{batch}-1", "--choice", "1"))
 
 
+def test_the_way_to_run_a_stopped_job_again_is_one_that_does_so(run: Shardq) -> None:
+    batch = run.submit()
+    run.end_jobs(batch, a=JobState.CANCELLED, b=JobState.EXPIRED)
+    assert f"(`shardq retry {batch} --cancelled` runs it again)" in run("follow", f"{batch}-1").stderr
+    assert f"(`shardq retry {batch}` runs it again)" in run("follow", f"{batch}-2").stderr
+    assert json.loads(run("retry", batch, "--cancelled", "--json").stdout)["retried"] == 1
+
+
 def test_a_batch_of_several_jobs_asks_for_one(run: Shardq) -> None:
     batch = run.submit()
     assert f"name one, as `shardq follow {batch}-1`" in error_of(run("follow", batch))
