@@ -70,7 +70,7 @@ def _what_that_means(row: BatchRow) -> str:
     """What the status alone does not say. `completed` only says that every job has ended."""
     counts = row.counts
     if row.status == BatchStatus.VALIDATING:
-        return ": its submission goes on or was cut off (submit it again, or `shardq delete` it)"
+        return f": {why_unpublished(row.id)}"
     if row.status == BatchStatus.COMPLETED and not counts.completed:
         return ": not one job succeeded"
     if row.status == BatchStatus.COMPLETED and counts.completed < counts.total:
@@ -78,6 +78,11 @@ def _what_that_means(row: BatchRow) -> str:
     if row.status == BatchStatus.CANCELLING:
         return f": {counted(counts.num_open, 'job')} still stopping"
     return ""
+
+
+def why_unpublished(batch_id: str) -> str:
+    """Why nothing of a validating batch runs, with the next step."""
+    return f"its submission goes on or was cut off (submit it again, or `shardq delete {batch_id}`)"
 
 
 def _expiry(row: BatchRow) -> str | None:

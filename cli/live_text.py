@@ -7,12 +7,14 @@ from collections.abc import Callable
 
 import redis
 
+from cli.batches import why_unpublished
 from cli.reasons import look_around, why_nothing_moves
 from storage.batch_records import Counts
+from storage.batches import get_batch
 from storage.database import Database
 from storage.job_records import JobRow
 from storage.jobs import get_job
-from storage.states import TERMINAL_STATES, JobState
+from storage.states import TERMINAL_STATES, BatchStatus, JobState
 from tasks import following
 from tasks.connection import translated
 from tasks.errors import TaskError
@@ -99,9 +101,14 @@ class LiveText:
             self._entry, self._begin_at_once = "0", True
         if self._row.state in (JobState.WAITING, JobState.QUEUED) and now >= self._explain_at:
             self._explain_at = now + EXPLAIN_S
-            counts = Counts(**{self._row.state: 1})
-            reasons = list(why_nothing_moves(look_around(), counts, models=[self._row.model]))
-            self._explain(reasons or [f"{self._row.id} is {self._row.state}: jobs before it are served first"])
+            self._explain(self._why_it_waits())
+
+    def _why_it_waits(self) -> list[str]:
+        if get_batch(self._database, self._row.batch_id).status == BatchStatus.VALIDATING:
+            return [f"{self._row.id} is not queued yet: {why_unpublished(self._row.batch_id)}"]
+        counts = Counts(**{self._row.state: 1})
+        reasons = list(why_nothing_moves(look_around(), counts, models=[self._row.model]))
+        return reasons or [f"{self._row.id} is {self._row.state}: jobs before it are served first"]
 
     def _explain(self, reasons: list[str]) -> None:
         """Each change of the reasons once."""

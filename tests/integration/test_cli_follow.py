@@ -14,7 +14,10 @@ import redis
 
 from cli.errors import ExitCode
 from cli.live_text import LiveText
-from storage.job_records import JobRow
+from storage.batch_records import NewBatch
+from storage.batches import add_jobs, begin_submission
+from storage.job_records import JobRow, NewJob
+from storage.jobs import get_job
 from storage.states import JobState
 from tasks import following, heads, keys
 from tasks.following import Increment
@@ -149,6 +152,23 @@ def test_the_way_to_run_a_stopped_job_again_is_one_that_does_so(run: Shardq) -> 
 def test_a_batch_of_several_jobs_asks_for_one(run: Shardq) -> None:
     batch = run.submit()
     assert f"name one, as `shardq follow {batch}-1`" in error_of(run("follow", batch))
+
+
+def test_a_job_of_a_submission_that_was_cut_off_says_so_and_how_to_go_on(run: Shardq, client: redis.Redis) -> None:
+    with run.database() as database:
+        submission = begin_submission(database, NewBatch("hash"))
+        add_jobs(database, submission, [NewJob(1, "a", "tiny", "/v1/completions", "{}")])
+    batch, said = submission.batch.id, []
+
+    def say(reason: str) -> None:
+        said.append(reason)
+        run("cancel", batch)  # or it would wait for ever
+
+    with run.database() as database:
+        row = get_job(database, f"{batch}-1")
+        assert LiveText(database, client, row, 0, lambda _: None, say).to_the_end().state == JobState.CANCELLED
+    ways = f"its submission goes on or was cut off (submit it again, or `shardq delete {batch}`)"
+    assert said == [f"{batch}-1 is not queued yet: {ways}"]
 
 
 def test_a_waiting_job_waits_and_says_why(run: Shardq) -> None:
