@@ -8,14 +8,14 @@ from typing import Any
 
 import click
 
-from cli.output import NOTHING, counted, duration, figure, moment, percent, print_table, state
+from cli.output import NOTHING, counted, duration, figure, moment, note, percent, print_table, state
 from storage.batch_records import DEFAULT_PRIORITY, BatchFigures, BatchRow, Counts
 from storage.states import TERMINAL_STATUSES, BatchStatus
 from tasks.durations import shortest
 
 
 def print_batches(rows: list[BatchRow]) -> None:
-    """Batches as a table."""
+    """Batches as a table, with a line about each that does not hold all of its file."""
     print_table(
         ["BATCH", "STATE", "JOBS", "DONE", "FAILED", "STOPPED", "AGE", "NAME"],
         [
@@ -33,6 +33,9 @@ def print_batches(rows: list[BatchRow]) -> None:
         ],
         numbers={"JOBS", "DONE", "FAILED", "STOPPED", "AGE"},
     )
+    for row in rows:
+        if not row.is_whole:
+            note(f"{row.id} is {row.status}{_what_that_means(row)}")
 
 
 def print_batch(row: BatchRow, figures: BatchFigures) -> None:
@@ -71,6 +74,8 @@ def _what_that_means(row: BatchRow) -> str:
     counts = row.counts
     if row.status == BatchStatus.VALIDATING:
         return f": {why_unpublished(row.id)}"
+    if row.status == BatchStatus.CANCELLED and not row.is_whole:
+        return f": {_why_never_whole(row.id)}"
     if row.status == BatchStatus.COMPLETED and not counts.completed:
         return ": not one job succeeded"
     if row.status == BatchStatus.COMPLETED and counts.completed < counts.total:
@@ -83,6 +88,10 @@ def _what_that_means(row: BatchRow) -> str:
 def why_unpublished(batch_id: str) -> str:
     """Why nothing of a validating batch runs, with the next step."""
     return f"its submission goes on or was cut off (submit it again, or `shardq delete {batch_id}`)"
+
+
+def _why_never_whole(batch_id: str) -> str:
+    return f"not all of its file was written (`shardq delete {batch_id}`, then submit it again)"
 
 
 def _expiry(row: BatchRow) -> str | None:

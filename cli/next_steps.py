@@ -8,6 +8,7 @@ _STEPS = {
     "BatchAmbiguous": "give more of the id",
     "JobNotFound": "jobs are BATCH-LINE: `shardq results BATCH --format table` shows them",
     "BatchOpen": "wait for its end, or stop it with `shardq cancel BATCH`",
+    "BatchIncomplete": "`shardq delete BATCH`, then submit the file again",
     "NameTaken": "submit under another --name",
     "BatchEmpty": "give the file at least one prompt",
     "SubmissionSuperseded": "submit the file again",

@@ -156,6 +156,8 @@ def _begin(database: Database, order: Order, file_hash: str, endpoint: str | Non
         return begin_submission(database, new)
     except NameTaken as error:
         ways = f"give another --name, or see `shardq retry {order.name}` and `shardq delete {order.name}`"
+        if not error.can_be_retried:
+            ways = f"not all of that one's file was written: `shardq delete {order.name}` first, or give another --name"
         raise CliError(f"{error}: {ways}") from error
 
 

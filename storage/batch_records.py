@@ -93,6 +93,11 @@ class BatchRow:
         ends = (self.completed_at, self.failed_at, self.expired_at, self.cancelled_at)
         return next((end for end in ends if end is not None), None)
 
+    @property
+    def is_whole(self) -> bool:
+        """All of its file was written: it was published. Only then can it run, or run again."""
+        return self.in_progress_at is not None
+
 
 @dataclass(frozen=True, slots=True)
 class Submission:

@@ -47,7 +47,8 @@ def begin_submission(db: Database, new: NewBatch) -> Submission:
             batch_id = _insert_batch(connection, new, token, db.now())
             return Submission(_load(connection, batch_id), token, published=False, resumed=False)
         if difference := _difference(found, new):
-            raise NameTaken(str(new.name), found["id"], difference)
+            is_whole = found["in_progress_at"] is not None
+            raise NameTaken(str(new.name), found["id"], difference, can_be_retried=is_whole)
         if found["status"] != BatchStatus.VALIDATING:
             return Submission(_load(connection, found["id"]), token, published=True, resumed=False)
         connection.execute(job.delete().where(job.c.batch_id == found["id"]))

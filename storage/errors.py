@@ -74,10 +74,11 @@ class SchemaTooNew(SchemaInvalid):
 class NameTaken(StorageError):
     """A batch of this name exists with another content."""
 
-    def __init__(self, name: str, batch_id: str, difference: str) -> None:
+    def __init__(self, name: str, batch_id: str, difference: str, *, can_be_retried: bool = True) -> None:
         super().__init__(f"the name {name!r} belongs to {batch_id}, which has {difference}")
         self.name = name
         self.batch_id = batch_id
+        self.can_be_retried = can_be_retried
 
 
 class SubmissionSuperseded(StorageError):
@@ -126,7 +127,7 @@ class BatchIncomplete(StorageError):
     """Only a part of the file was written before the batch was cancelled: it cannot be run."""
 
     def __init__(self, batch_id: str) -> None:
-        super().__init__(f"{batch_id} was cancelled before all of its file was written: submit the file again")
+        super().__init__(f"{batch_id} was cancelled before all of its file was written: it cannot be run")
         self.batch_id = batch_id
 
 

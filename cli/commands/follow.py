@@ -14,6 +14,7 @@ from cli.options import broker_option, database_option, insecure_option, json_op
 from cli.output import note
 from cli.references import batch_or_job
 from storage.batch_records import BatchRow
+from storage.batches import get_batch
 from storage.database import Database
 from storage.job_records import JobRow
 from storage.jobs import get_job
@@ -51,7 +52,7 @@ def follow_command(ctx: click.Context, job: str, choice: int, as_json: bool) -> 
         try:
             if row.state not in TERMINAL_STATES:
                 row = LiveText(database, client, row, choice, show.piece, note).to_the_end()
-            ctx.exit(show.end(row))
+            ctx.exit(show.end(row, _again(database, row)))
         except KeyboardInterrupt:
             show.close()
             note(f"the job goes on without you: `shardq follow {row.id}` takes it up again")
@@ -66,6 +67,14 @@ def _job(database: Database, reference: str) -> JobRow:
     if row.counts.total != 1:
         raise CliError(f"{row.id} is a batch of {row.counts.total} jobs: name one, as `shardq follow {row.id}-1`")
     return get_job(database, f"{row.id}-1")
+
+
+def _again(database: Database, row: JobRow) -> str:
+    if not get_batch(database, row.batch_id).is_whole:
+        return f"`shardq delete {row.batch_id}`, then submit its file again"
+    # without a choice a retry leaves out what was cancelled
+    choice = " --cancelled" if row.state == JobState.CANCELLED else ""
+    return f"`shardq retry {row.batch_id}{choice}` runs it again"
 
 
 class _Show:
@@ -87,8 +96,8 @@ class _Show:
             click.echo(text, nl=False)
         self._shown += text
 
-    def end(self, row: JobRow) -> ExitCode:
-        """What is left of the stored text, and how the job ended."""
+    def end(self, row: JobRow, again: str) -> ExitCode:
+        """What is left of the stored text, and how the job ended. `again`: how to run it again."""
         text = stored_text(row, self._choice)
         if text is None and row.state == JobState.COMPLETED:
             raise CliError(f"{row.id} has {row.num_choices} completions: --choice is at most {row.num_choices - 1}")
@@ -103,9 +112,7 @@ class _Show:
             self._line({"object": "job.end", "status": row.state, "finish_reason": reason})
         elif row.state != JobState.COMPLETED:
             why = f": {row.error_message}" if row.error_message else ""
-            # without a choice a retry leaves out what was cancelled
-            choice = " --cancelled" if row.state == JobState.CANCELLED else ""
-            note(f"{row.id} {row.state}{why} (`shardq retry {row.batch_id}{choice}` runs it again)")
+            note(f"{row.id} {row.state}{why} ({again})")
         return ExitCode.OK if row.state == JobState.COMPLETED else ExitCode.JOBS_FAILED
 
     def close(self) -> None:

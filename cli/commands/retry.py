@@ -18,7 +18,7 @@ from cli.submission import feed
 from storage.batch_records import BatchRow
 from storage.batches import get_batch
 from storage.database import Database
-from storage.errors import BatchOpen
+from storage.errors import BatchIncomplete, BatchOpen
 from storage.retries import retry_batch
 from storage.states import JobState
 
@@ -79,6 +79,8 @@ def _retry(database: Database, row: BatchRow, states: Collection[JobState], expi
     except BatchOpen as error:
         ways = f"wait for its end (`shardq status {row.id}`) or cancel it (`shardq cancel {row.id}`)"
         raise CliError(f"{error}: {ways}") from error
+    except BatchIncomplete as error:
+        raise CliError(f"{error}: `shardq delete {row.id}`, then submit the file again") from error
 
 
 def _nothing(row: BatchRow, states: Collection[JobState]) -> str:

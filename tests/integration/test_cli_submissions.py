@@ -148,6 +148,10 @@ def test_a_name_that_is_taken_comes_with_the_ways_out(run: Shardq) -> None:
     assert "`shardq delete nightly`" in message
 
 
+def killed(*_: object, **__: object) -> None:
+    raise SystemExit(9)
+
+
 def wait_until_half_written(run: Shardq) -> None:
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
@@ -191,10 +195,29 @@ def test_a_killed_submission_leaves_nothing_that_runs_and_is_done_again_by_the_s
     assert client.llen(keys.ready_at(keys.queue("tiny"), 2)) > 0
 
 
-def test_the_end_of_a_resumed_submission_counts_from_then(run: Shardq, monkeypatch: pytest.MonkeyPatch) -> None:
-    def killed(*_: object, **__: object) -> None:
-        raise SystemExit(9)
+def test_a_submission_that_was_cut_off_and_then_cancelled_names_a_way_that_works(
+    run: Shardq, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr("cli.submission.publish_batch", killed)
+        patch.setattr("cli.submission.discard_batch", lambda *_: None)
+        assert run("submit", "--name", "big", "-", stdin=PROMPTS).exit_code == 9
+    assert f"cut off (submit it again, or `shardq delete {run.status('big')['id']}`)" in run("list").stderr
+    run("cancel", "big")
+    batch = run.status("big")["id"]
+    partly = f"not all of its file was written (`shardq delete {batch}`, then submit it again)"
+    assert f"cancelled: {partly}" in run("status", "big").stdout
+    assert run("list").stderr == f"{batch} is cancelled: {partly}\n"
+    assert f"`shardq delete {batch}`, then submit" in run("follow", f"{batch}-1").stderr
+    assert f"`shardq delete {batch}`, then submit" in error_of(run("retry", "big", "--cancelled"))
+    refusal = error_of(run("submit", "--name", "big", "-", stdin=PROMPTS))
+    assert "`shardq delete big` first, or give another --name" in refusal
+    assert "retry" not in refusal
+    assert run("delete", "big", "--yes").exit_code == ExitCode.OK
+    assert run.status(run.submit(PROMPTS, "--name", "big"))["status"] == "in_progress"
 
+
+def test_the_end_of_a_resumed_submission_counts_from_then(run: Shardq, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr("cli.submission.publish_batch", killed)
         patch.setattr("cli.submission.discard_batch", lambda *_: None)

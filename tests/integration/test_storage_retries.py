@@ -154,7 +154,7 @@ def test_a_batch_that_was_cancelled_while_it_was_written_cannot_be_retried(db: D
     submission = begin_submission(db, NewBatch("hash"))
     add_jobs(db, submission, [NewJob(1, "id-1", "m", "u", REQUEST)])
     cancel_batch(db, submission.batch.id)
-    with pytest.raises(BatchIncomplete, match="submit the file again"):
+    with pytest.raises(BatchIncomplete, match="before all of its file was written"):
         retry_batch(db, submission.batch.id, [JobState.CANCELLED])
 
 
