@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, TextIO
 
 import click
+from rich.cells import cell_len, set_cell_size
 from rich.console import Console, JustifyMethod
 from rich.table import Table
 from rich.text import Text
@@ -17,6 +18,9 @@ from cli.manner import is_quiet
 
 #: what stands where there is no figure
 NOTHING = "–"
+#: cells of a terminal that a text keeps in any table, and cells between two columns
+LEAST_TEXT = 12
+_GAP = 2
 
 
 class _Console(Console):
@@ -55,18 +59,54 @@ def print_table(
     rows: Iterable[Sequence[object]],
     *,
     numbers: Iterable[str] = (),
+    ids: Iterable[str] = (),
     out: TextIO | None = None,
 ) -> None:
-    """Rows under column names; columns in `numbers` are aligned right. What does not fit the width is cut."""
-    right = set(numbers)
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold", expand=True)
-    for index, name in enumerate(columns):
-        last = index == len(columns) - 1
+    """Rows under column names; columns in `numbers` are aligned right and never cut.
+
+    Texts that do not fit the width are cut, the longest first, at their end or, in the columns of `ids`, in the middle:
+    ids often begin alike. None is cut below `LEAST_TEXT`: a table that needs more than the width is wider.
+    """
+    right, in_the_middle = set(numbers), set(ids)
+    cells = [[_cell(value) for value in row] for row in rows]
+    natural = {name: max(map(cell_len, [name, *(row[n].plain for row in cells)])) for n, name in enumerate(columns)}
+    screen = console(out)
+    widths = _fitting(natural, right, screen.width)
+    table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="bold")
+    for name, width in widths.items():
         justify: JustifyMethod = "right" if name in right else "left"
-        table.add_column(name, justify=justify, no_wrap=True, overflow="ellipsis", ratio=1 if last else None)
-    for row in rows:
-        table.add_row(*(_cell(value) for value in row))
-    console(out).print(table)
+        table.add_column(name, justify=justify, no_wrap=True, overflow="ellipsis", width=width)
+    for row in cells:
+        table.add_row(
+            *(
+                Text(without_middle(cell.plain, widths[name])) if name in in_the_middle else cell
+                for name, cell in zip(columns, row, strict=True)
+            )
+        )
+    screen.width = max(screen.width, _with_gaps(widths))
+    screen.print(table)
+
+
+def _fitting(natural: Mapping[str, int], right: Collection[str], width: int) -> dict[str, int]:
+    """The columns' widths in a table of this width: texts are cut, those aligned right are not."""
+    most = max(natural.values())
+    widths = dict(natural)
+    while most > LEAST_TEXT and _with_gaps(widths) > width:
+        most -= 1
+        widths = {name: cells if name in right else min(cells, most) for name, cells in natural.items()}
+    return widths
+
+
+def _with_gaps(widths: Mapping[str, int]) -> int:
+    return sum(widths.values()) + _GAP * (len(widths) - 1)
+
+
+def without_middle(text: str, width: int) -> str:
+    """The text in so many cells of a terminal, beginning and end of it if it is longer."""
+    if cell_len(text) <= width:
+        return text
+    end = (width - 1) // 2
+    return f"{set_cell_size(text, width - 1 - end)}…{set_cell_size(text[::-1], end)[::-1]}"
 
 
 def _cell(value: object) -> Text:

@@ -125,6 +125,7 @@ def _print_usual(jobs: Sequence[JobRow], out: TextIO, _: Sequence[str]) -> None:
         ["CUSTOM_ID", "END", "TOKENS", "TOK/S", "/ROUND", "ACC", "TEXT"],
         [table_row(job) for job in jobs],
         numbers={"TOKENS", "TOK/S", "/ROUND", "ACC"},
+        ids={"CUSTOM_ID"},
         out=out,
     )
 
@@ -133,7 +134,7 @@ def _print_chosen(jobs: Sequence[JobRow], out: TextIO, columns: Sequence[str]) -
     names = {column: column.upper() for column in columns}
     numbers = {names[column] for column in columns if JOB_COLUMNS.get(column) != Kind.TEXT}
     rows = [[_shown(value) for value in result_json(job, columns).values()] for job in jobs]
-    print_table(list(names.values()), rows, numbers=numbers, out=out)
+    print_table(list(names.values()), rows, numbers=numbers, ids={"CUSTOM_ID"}, out=out)
 
 
 def _shown(value: object) -> object:

@@ -169,8 +169,8 @@ def _print(rows: tuple[BatchRow, BatchRow], found: Comparison, speed: tuple[dict
         _print_examples(found)
     click.echo()
     print_table(
-        ["FIGURE", "A", "B", "B/A", ""],
-        [(_NAMES[name], _cell(x), _cell(y), _ratio(x, y), "") for name, x, y in _side_by_side(*speed)],
+        ["FIGURE", "A", "B", "B/A"],
+        [(_NAMES[name], _cell(x), _cell(y), _ratio(x, y)) for name, x, y in _side_by_side(*speed)],
         numbers={"A", "B", "B/A"},
     )
     if found.other_prompts:
@@ -201,6 +201,7 @@ def _print_examples(found: Comparison) -> None:
             for example in found.examples
         ],
         numbers={"CHOICE", "TOKEN", "CHAR"},
+        ids={"CUSTOM_ID"},
     )
     if found.different > len(found.examples):
         click.echo(f"… and {found.different - len(found.examples):,} more (--limit)")

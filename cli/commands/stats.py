@@ -121,9 +121,9 @@ def print_percentiles(spread: Distribution) -> None:
     """A table of the figures that were measured."""
     found = {name: values for name, values in spread.percentiles.items() if name in _NAMES}
     print_table(
-        ["FIGURE", "P50", "P90", "P99", "JOBS", ""],
+        ["FIGURE", "P50", "P90", "P99", "JOBS"],
         [
-            (title, *(figure(value, digits) for value in (values.p50, values.p90, values.p99)), values.num_jobs, "")
+            (title, *(figure(value, digits) for value in (values.p50, values.p90, values.p99)), values.num_jobs)
             for name, values in found.items()
             for title, digits in [_NAMES[name]]
         ],

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import click
 import pytest
+from rich.cells import cell_len
 
 from cli.commands.workers import head_command, tail_command, worker_arguments
 from cli.errors import ExitCode
@@ -103,6 +104,32 @@ def test_colours_come_when_forced_and_never_when_refused() -> None:
     assert "\x1b[" not in shown()
     assert "\x1b[" in shown(FORCE_COLOR="1")
     assert "\x1b[" not in shown(FORCE_COLOR="1", NO_COLOR="1")
+
+
+def table_of(width: int, *rows: tuple[object, ...], monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    monkeypatch.setenv("COLUMNS", str(width))
+    out = io.StringIO()
+    print_table(["CUSTOM_ID", "END", "TOK/S", "TEXT"], rows, numbers={"TOK/S"}, ids={"CUSTOM_ID"}, out=out)
+    return out.getvalue().splitlines()
+
+
+@pytest.mark.parametrize("length", [51, 512])
+def test_a_table_cuts_ids_in_the_middle_and_never_figures(length: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    ids = [f"{n:->{length}}" for n in (1, 22)]
+    rows = [(ids[0], "length", "12,345.6", "some words " * 5), (ids[1], "stop", "7.0", "漢字" * 30)]
+    lines = table_of(80, *rows, monkeypatch=monkeypatch)
+    assert max(map(cell_len, lines)) == 80
+    assert lines[0].split() == ["CUSTOM_ID", "END", "TOK/S", "TEXT"]
+    assert re.fullmatch(r"-{15}…-{13}1  length  12,345.6  some words some words some wo…", lines[1])
+    assert re.fullmatch(r"-{15}…-{12}22  stop         7.0  (漢字)+漢? ?…", lines[2])
+
+
+def test_a_table_that_needs_more_than_the_width_is_wider_and_complete(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = table_of(20, ("a" * 20, "length", "12,345.6", "some words"), monkeypatch=monkeypatch)
+    assert [line.split() for line in lines] == [
+        ["CUSTOM_ID", "END", "TOK/S", "TEXT"],
+        ["aaaaaa…aaaaa", "length", "12,345.6", "some", "words"],
+    ]
 
 
 def test_no_color_reaches_whatever_the_command_starts(run: Shardq, monkeypatch: pytest.MonkeyPatch) -> None:
