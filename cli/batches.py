@@ -6,9 +6,7 @@ import time
 from dataclasses import asdict
 from typing import Any
 
-import click
-
-from cli.output import NOTHING, counted, duration, figure, moment, note, percent, print_table, state
+from cli.output import NOTHING, counted, duration, figure, moment, note, percent, print_table, print_values, state
 from storage.batch_records import DEFAULT_PRIORITY, BatchFigures, BatchRow, Counts
 from storage.states import TERMINAL_STATUSES, BatchStatus
 from tasks.durations import shortest
@@ -40,7 +38,7 @@ def print_batches(rows: list[BatchRow]) -> None:
 
 def print_batch(row: BatchRow, figures: BatchFigures) -> None:
     """One batch with its counts and figures."""
-    lines = {
+    values = {
         "batch": row.id + (f" ({row.name})" if row.name else ""),
         "state": f"{row.status}{_what_that_means(row)}",
         "jobs": states(row.counts),
@@ -56,9 +54,7 @@ def print_batch(row: BatchRow, figures: BatchFigures) -> None:
         f"{percent(figures.accepted, figures.drafted)} of drafted tokens accepted",
         "first token": f"after {figure(figures.mean_ttft_s, 2)} s (mean)",
     }
-    for name, text in lines.items():
-        if text is not None:
-            click.echo(f"{name:<14} {text}")
+    print_values(values)
 
 
 def states(counts: Counts) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from cli.control_characters import visible
 from cli.output import console, state
 
 
@@ -46,5 +47,5 @@ def show(finding: Finding) -> None:
     line = state(finding.grade.value)
     line.pad_right(8 - len(finding.grade.value))
     line.append(f"{finding.check:<11}", style="bold")
-    line.append(finding.text, style="")
+    line.append(visible(finding.text), style="")
     console().print(line, soft_wrap=True)

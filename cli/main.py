@@ -16,6 +16,7 @@ from typing import Any
 import click
 
 from cli.broken_pipe import drop_the_rest, reader_may_leave
+from cli.control_characters import visible, visible_lines
 from cli.errors import CliError, ExitCode
 from cli.manner import Manner
 from cli.next_steps import with_next_step
@@ -133,12 +134,12 @@ def _exit_code(run: Callable[[], Any]) -> int:
     except click.Abort:
         return ExitCode.INTERRUPTED
     except click.ClickException as error:
-        click.echo(f"Error: {_one_line(error)}", err=True)
+        click.echo(f"Error: {visible_lines(_one_line(error))}", err=True)
         return error.exit_code
     except Exception as error:  # noqa: BLE001 - the outermost frame; a traceback helps nobody but us
         if os.environ.get("SHARDQ_DEBUG"):
             click.echo(_without_passwords(traceback.format_exc()), err=True)
-        click.echo(f"Error: {_without_passwords(_describe(error))}", err=True)
+        click.echo(f"Error: {visible(_without_passwords(_describe(error)))}", err=True)
         return ExitCode.ERROR
     return result if isinstance(result, int) else ExitCode.OK
 

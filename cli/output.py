@@ -14,6 +14,7 @@ from rich.console import Console, JustifyMethod
 from rich.table import Table
 from rich.text import Text
 
+from cli.control_characters import visible, visible_lines
 from cli.manner import is_quiet
 
 #: what stands where there is no figure
@@ -40,18 +41,25 @@ def console(out: TextIO | None = None) -> Console:
 def warn(message: str) -> None:
     """A remark on stderr that stops nothing; none with --quiet."""
     if not is_quiet():
-        click.echo(f"Warning: {message}", err=True)
+        click.echo(f"Warning: {visible_lines(message)}", err=True)
 
 
 def note(message: str) -> None:
     """What is going on, on stderr: stdout is for results; nothing with --quiet."""
     if not is_quiet():
-        click.echo(message, err=True)
+        click.echo(visible_lines(message), err=True)
 
 
 def print_json(value: Any) -> None:
     """`value` as indented JSON on stdout."""
     click.echo(json.dumps(value, ensure_ascii=False, indent=2))
+
+
+def print_values(values: Mapping[str, str | None]) -> None:
+    """A line for each value that there is, behind its name."""
+    for name, value in values.items():
+        if value is not None:
+            click.echo(f"{name:<14} {visible(value)}")
 
 
 def print_table(
@@ -110,7 +118,7 @@ def without_middle(text: str, width: int) -> str:
 
 
 def _cell(value: object) -> Text:
-    return value if isinstance(value, Text) else Text(NOTHING if value is None else str(value))
+    return value if isinstance(value, Text) else Text(NOTHING if value is None else visible(str(value)))
 
 
 #: colour of a state

@@ -8,6 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from cli.control_characters import visible
 from cli.output import NOTHING, counted, duration, figure, size
 from cli.top_reading import Reading
 from tasks.figures import HeadFigures
@@ -59,7 +60,7 @@ def _heads(reading: Reading, most: int | None, *, wide: bool) -> Table:
 
 def _head(head: HeadInfo, *, wide: bool) -> list[Text | str]:
     figures = head.figures
-    name = Text(head.head_id, style="" if head.consuming else "yellow")
+    name = Text(visible(head.head_id), style="" if head.consuming else "yellow")
     slots, rate = f"{head.running}/{head.slots}", figure(head.tokens_per_s)
     if figures is None:
         return [name, slots, NOTHING, rate, *[NOTHING] * (9 if wide else 5), head.model]
@@ -87,7 +88,7 @@ def _tails(reading: Reading, most: int | None) -> Table:
         if head.whole or head.figures is None or not head.figures.tail_id:
             continue
         told = head.figures.tail
-        name = Text(head.figures.tail_id, style="" if head.consuming else "yellow")
+        name = Text(visible(head.figures.tail_id), style="" if head.consuming else "yellow")
         if told is None:
             rows.append([name, *[NOTHING] * 5, head.head_id])
             continue
@@ -132,7 +133,7 @@ def _table(
         )
     shown = rows if most is None or len(rows) <= most else rows[: most - 1]
     for row in shown:
-        table.add_row(*(cell if isinstance(cell, Text) else Text(cell) for cell in row))
+        table.add_row(*(cell if isinstance(cell, Text) else Text(visible(cell)) for cell in row))
     if len(shown) < len(rows):
         table.add_row(Text(f"and {len(rows) - len(shown)} more", style="dim"))
     if not rows:

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from cli.control_characters import visible
 from cli.database import opened
 from cli.errors import CliError, ExitCode
 from cli.options import database_option, json_option
@@ -157,14 +158,13 @@ def _to_json(
 
 def _print(rows: tuple[BatchRow, BatchRow], found: Comparison, speed: tuple[dict[str, Any], dict[str, Any]]) -> None:
     for name, row in zip("AB", rows, strict=True):
-        click.echo(f"{name} is {row.id}" + (f" ({row.name})" if row.name else ""))
+        click.echo(f"{name} is {row.id}" + (f" ({visible(row.name)})" if row.name else ""))
     number = found.same + found.different + found.incomplete
     click.echo(f"{counted(number, 'pair')} by {found.matched_by}: {', '.join(_counts(found))}")
     for name, (alone, first) in (("A", found.only_a), ("B", found.only_b)):
         if alone:
-            click.echo(
-                f"only in {name}: {counted(alone, 'job')}, {', '.join(first)}{', …' if alone > len(first) else ''}"
-            )
+            named = visible(", ".join(first))
+            click.echo(f"only in {name}: {counted(alone, 'job')}, {named}{', …' if alone > len(first) else ''}")
     if found.examples:
         _print_examples(found)
     click.echo()

@@ -8,10 +8,11 @@ from typing import Any
 
 import click
 
+from cli.control_characters import visible_lines
 from cli.database import opened
 from cli.errors import NotFound
 from cli.options import database_option, json_option
-from cli.output import NOTHING, counted, figure, moment, percent, print_json, size
+from cli.output import NOTHING, counted, figure, moment, percent, print_json, print_values, size
 from cli.references import batch_or_job
 from cli.where_time_went import TimeSpent, print_time_spent
 from storage.job_records import JobRow
@@ -80,9 +81,7 @@ def _slot_s(job: JobRow) -> float | None:
 
 
 def _print(job: JobRow, request: dict[str, Any]) -> None:
-    for name, text in {**_identity(job), **_figures(job)}.items():
-        if text is not None:
-            click.echo(f"{name:<14} {text}")
+    print_values({**_identity(job), **_figures(job)})
     click.echo()
     if job.started_at is not None:
         print_time_spent(_time_spent(job))
@@ -147,4 +146,4 @@ def _size(num_bytes: int | None) -> str:
 
 
 def _indented(text: str) -> str:
-    return "\n".join(f"  {line}" for line in text.split("\n"))
+    return "\n".join(f"  {line}" for line in visible_lines(text).split("\n"))

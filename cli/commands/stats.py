@@ -11,7 +11,7 @@ import click
 from cli.batches import figures_json, states
 from cli.database import opened
 from cli.options import database_option, json_option
-from cli.output import duration, figure, percent, print_json, print_table, size, warn
+from cli.output import duration, figure, percent, print_json, print_table, print_values, size, warn
 from cli.where_time_went import TimeSpent, print_time_spent
 from storage.batch_records import BatchFigures, BatchRow
 from storage.batches import get_batch
@@ -84,8 +84,7 @@ def stats_json(row: BatchRow, figures: BatchFigures, spread: Distribution) -> di
 
 
 def _print(row: BatchRow, figures: BatchFigures, spread: Distribution) -> None:
-    for name, text in _lines(row, figures, spread).items():
-        click.echo(f"{name:<14} {text}")
+    print_values(_lines(row, figures, spread))
     if spread.percentiles:
         click.echo()
         print_percentiles(spread)

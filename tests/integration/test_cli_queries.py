@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 from datetime import UTC, datetime
@@ -213,6 +214,30 @@ def test_compare_says_which_texts_differ_and_where_first(run: Shardq) -> None:
     text = run("compare", "nightly", "nightly-int8").stdout
     assert max(map(len, text.splitlines())) <= 80
     assert "only in B: 1 job, c4" in text
+
+
+def test_what_people_read_steers_no_terminal_and_files_keep_every_character(run: Shardq) -> None:
+    wild = "\x1b[31mred\x1b[0m\n\x7f\x9b"
+    with run.database() as database:
+        a, b = (fill(database, [f"{name} {wild}", None], name=f"{name}{wild}", prefix=wild) for name in "ab")
+        with database.write() as connection:
+            connection.exec_driver_sql("UPDATE job SET error_message = ? WHERE error_message IS NOT NULL", (wild,))
+    calls = [
+        *(("results", a, "--format", "table"), ("show", f"{a}-1"), ("show", f"{a}-2"), ("follow", f"{a}-2")),
+        *(("compare", a, b), ("list",), ("status", a), ("stats", a), ("status", f"no {wild}")),
+        ("prune", "--older-than", "1d", "--dry-run"),
+    ]
+    shown = [run(*call) for call in calls]
+    for result in shown:
+        assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]", result.output), result.output
+    table = shown[0].stdout.splitlines()
+    assert len(table) == 3
+    assert table[1].startswith(r"\x1b[31mre…")
+    assert r"custom_id      \x1b[31mred\x1b[0m\n\x7f\x9b1" in shown[1].stdout.splitlines()
+    assert r"error          context_length_exceeded: \x1b[31mred\x1b[0m\n\x7f\x9b" in shown[2].stdout.splitlines()
+    assert ids(run("results", a).stdout)[0] == f"{wild}1"
+    rows = list(csv.DictReader(io.StringIO(run("results", a, "--format", "csv").stdout, newline="")))
+    assert (rows[0]["custom_id"], rows[0]["text"]) == (f"{wild}1", f"a {wild}")
 
 
 def test_batches_with_the_same_texts_compare_as_the_same(run: Shardq) -> None:
