@@ -39,7 +39,7 @@ class Snapshot:
     completion_tokens: int
     #: since the batch was published
     elapsed_s: float
-    #: completion tokens of ended jobs per second, lately and since the start
+    #: completion tokens of ended jobs per second, lately (those of stopped jobs left out) and since the start
     tps_now: float | None
     tps_overall: float | None
     #: until the last job ends, at the rate so far
@@ -73,7 +73,7 @@ class Pace:
 
     def __init__(self, started_at: float) -> None:
         self._started_at = started_at
-        #: (time, tokens) of the last `NOW_S` seconds
+        #: (time, tokens of jobs that were not stopped) of the last `NOW_S` seconds
         self._recent: deque[tuple[float, int]] = deque()
         self._ended_before: int | None = None
         self._watched_since = 0.0
@@ -83,7 +83,8 @@ class Pace:
         counts, tokens = report.counts, report.completion_tokens
         if self._ended_before is None:
             self._ended_before, self._watched_since = counts.num_ended, now
-        self._recent.append((now, tokens))
+        # Texts of stopped jobs come all at once, whenever they were written.
+        self._recent.append((now, tokens - report.stopped_tokens))
         while self._recent[0][0] < now - NOW_S:
             self._recent.popleft()
         elapsed_s = max(now - self._started_at, 0.0)

@@ -135,7 +135,9 @@ def progress(db: Database, batch_id: str) -> Progress:
             raise BatchNotFound(batch_id)
         rows = connection.execute(by_state).all()
     counts = Counts(**{state: number for state, number, _ in rows})
-    return Progress(BatchStatus(status), counts, sum(int(tokens) for _, _, tokens in rows))
+    tokens = {state: int(number) for state, _, number in rows}
+    stopped = sum(tokens.get(state, 0) for state in STOP_ENDS.values())
+    return Progress(BatchStatus(status), counts, sum(tokens.values()), stopped)
 
 
 def open_models(db: Database, batch_id: str) -> frozenset[str]:

@@ -95,6 +95,7 @@ def test_jobs_in_flight_keep_their_state_until_their_engine_has_answered(db: Dat
     assert (partial.state, partial.text, partial.error_type) == (JobState.CANCELLED, "partial", "cancelled")
     assert (whole.state, whole.text, whole.error_type) == (JobState.COMPLETED, "came first", None)
     assert get_batch(db, batch_id).counts == Counts(completed=2, cancelled=2)
+    assert (progress(db, batch_id).completion_tokens, progress(db, batch_id).stopped_tokens) == (6, 2)
 
 
 def test_cancelling_twice_changes_nothing_more(db: Database, clock: Clock) -> None:

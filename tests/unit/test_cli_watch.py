@@ -34,6 +34,15 @@ def test_present_speed_is_that_of_the_last_seconds() -> None:
     assert snapshot.tps_now == pytest.approx(1000 / 15)
 
 
+def test_texts_of_stopped_jobs_are_no_present_speed() -> None:
+    pace = Pace(started_at=0.0)
+    pace.snapshot(100.0, Progress(BatchStatus.CANCELLING, Counts(running=3, completed=1), 50), None)
+    ended = Progress(BatchStatus.CANCELLED, Counts(completed=2, cancelled=2), 460, stopped_tokens=400)
+    snapshot = pace.snapshot(101.0, ended, None)
+    assert snapshot.tps_now == pytest.approx(10.0)
+    assert snapshot.tps_overall == pytest.approx(460 / 101)
+
+
 def test_what_the_heads_say_is_the_present_speed() -> None:
     assert Pace(0.0).snapshot(1.0, report(0, 4, 0), 31.5).tps_now == 31.5
 
