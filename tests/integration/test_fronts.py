@@ -365,10 +365,11 @@ def test_a_job_another_head_finished_meanwhile_is_not_generated_again(server: Qu
 
 def test_broken_connections_to_the_queue_server_lose_nothing(server: Queue) -> None:
     server.publish(*range(8))
-    with head(server, delay_s=0.5) as it:
+    with head(server, delay_s=None) as it:
         it.consume()
         wait_until(lambda: it.live() == 8)
         server.client.client_kill_filter(_type="normal", skipme=True)
+        it.engine.release()
         server.wait_for_outcomes(8)
         wait_until(server.settled, 60)
     assert sum(server.outcomes().values()) >= 8
