@@ -128,8 +128,8 @@ def test_one_job_is_cancelled_by_any_of_its_names(narrow: Shardq, form: str) -> 
 
 
 def test_a_batch_whose_name_looks_like_a_job_is_a_batch(narrow: Shardq) -> None:
-    narrow.submit(numbered(3), "--name", "nightly")
     other = narrow.submit(numbered(2), "--name", "nightly-2")
+    narrow.submit(numbered(3), "--name", "nightly")
     assert narrow("cancel", "nightly-2").stdout == f"{other} cancelled\n"
 
 
