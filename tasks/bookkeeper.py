@@ -65,8 +65,8 @@ class Duty:
     name: str
     period_s: float
     work: Callable[[float], object]
-    #: whether it does without the database
-    needs_none: bool = False
+    #: it does without: a database that fails does not hold it up
+    without_database: bool = False
     due: float = float("-inf")
 
 
@@ -91,7 +91,7 @@ class Bookkeeper:
         reconciler = Reconciler(database, client, publisher, settings.scan_interval_s)
         stopper = Stopper(database, client, lambda: self._clock())
         self._duties = [
-            Duty("look after heads", HEADS_S, Restorer(client).turn, needs_none=True),
+            Duty("look after heads", HEADS_S, Restorer(client).turn, without_database=True),
             Duty("mirror the served names", MODELS_S, lambda _: mirror_models(client, database)),
             Duty("stop jobs", STOPS_S, lambda _: stopper.turn()),
             Duty("feed", FEED_S, lambda _: feeder.feed()),
@@ -136,7 +136,7 @@ class Bookkeeper:
         _attempt(lambda: self._recorder.record(block_ms), failures)
         for duty in self._duties:
             now = self._clock()
-            held_up = any(isinstance(failure, StorageError) for failure in failures) and not duty.needs_none
+            held_up = any(isinstance(failure, StorageError) for failure in failures) and not duty.without_database
             if now >= duty.due and not held_up and not stop.is_set():
                 duty.due = now + duty.period_s
                 _attempt(partial(duty.work, now), failures)
