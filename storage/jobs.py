@@ -6,14 +6,11 @@ allows. On PostgreSQL rows are locked in one order, batches before jobs, each by
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from itertools import groupby, islice
+from itertools import islice
 from math import ceil
-from operator import attrgetter
-from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Row, RowMapping, bindparam, case, exists, func, or_, select
+from sqlalchemy import ColumnElement, Connection, RowMapping, bindparam, case, exists, func, or_, select
 
 from storage.batch_records import Counts, Progress
 from storage.database import Database
@@ -23,30 +20,41 @@ from storage.job_records import ClaimedJob, InFlightJob, JobRow, RunningJob, Win
 from storage.job_rows import read_rows, with_large
 from storage.states import FED_STATUSES, STOP_ENDS, TERMINAL_STATES, BatchStatus, JobState, states_before
 from storage.tables import IS_IN_FLIGHT, IS_WAITING, batch, job
+from storage.turns import Contender, in_turn
 
 #: the attempt that the parameters of a statement name
 _NAMED = (job.c.id == bindparam("job_id"), job.c.attempt == bindparam("job_attempt"))
 
 
-def claim_waiting(db: Database, model: str, *, max_jobs: int, max_bytes: int) -> list[ClaimedJob]:
+def contenders(db: Database, model: str) -> list[Contender]:
+    """The published batches with waiting jobs for a served name, in no order."""
+    with db.read() as connection:
+        return _contenders(connection, model)
+
+
+def claim_waiting(
+    db: Database, model: str, *, max_jobs: int, max_bytes: int, priority: int | None = None
+) -> list[ClaimedJob]:
     """Move waiting jobs of published batches to `queued` and return them, in the order of their publication.
 
-    Batches of a higher priority come first. Those of one priority take turns, one job each, in the order of their
-    lines; the batch with the fewest jobs in flight begins. At most `max_jobs`, and only so many that their requests
-    stay within `max_bytes`; if that is above 0 the first is taken whatever its size, or it would wait for ever. No job
-    is returned to two claimers. If publication fails, give them back with `unclaim`.
+    That order is `storage.turns.in_turn`, a batch's jobs in the order of their lines; with `priority` only batches of
+    that one are looked at. At most `max_jobs`, and only so many that their requests stay within `max_bytes`; if that is
+    above 0 the first is taken whatever its size, or it would wait for ever. No job is returned to two claimers. If
+    publication fails, give them back with `unclaim`.
     """
     if max_jobs <= 0 or max_bytes <= 0:
         return []
     with db.write() as connection:
-        turns = _in_turn_by_priority(connection, model, max_jobs)
+        batches = _contenders(connection, model, priority)
+        page = ceil(max_jobs / max(1, len(batches)))
+        turns = in_turn(batches, lambda batch_id: _waiting(connection, batch_id, model, page))
         ids = _within(turns, max_jobs, max_bytes)
         _mark_claimed(connection, ids, db.now())
         return _claimed_jobs(connection, ids)
 
 
-def unclaim(db: Database, jobs: Iterable[ClaimedJob]) -> int:
-    """Give back claimed jobs that were not published; the number that were still queued.
+def unclaim(db: Database, jobs: Iterable[ClaimedJob | InFlightJob]) -> int:
+    """Give back claimed jobs whose messages stand in no queue; the number that were still queued.
 
     Those that are to stop end instead: nobody holds them.
     """
@@ -176,16 +184,7 @@ def iterate_results(
         line = page[-1].line
 
 
-def _in_turn_by_priority(connection: Connection, model: str, max_jobs: int) -> Iterator[RowMapping]:
-    """The waiting jobs (id, request_bytes) in the order in which they are to be claimed; read as far as needed."""
-    batches = _batches_with_waiting(connection, model)
-    for _, group in groupby(batches, key=attrgetter("priority")):
-        peers = [row.id for row in group]
-        page = ceil(max_jobs / len(peers))
-        yield from _in_turn([_waiting(connection, batch_id, model, page) for batch_id in peers])
-
-
-def _batches_with_waiting(connection: Connection, model: str) -> Sequence[Row[Any, Any]]:
+def _contenders(connection: Connection, model: str, priority: int | None = None) -> list[Contender]:
     has_waiting = exists().where(job.c.batch_id == batch.c.id, job.c.model == model, IS_WAITING)
     in_flight = (
         select(job.c.batch_id, func.count().label("number"))
@@ -194,22 +193,13 @@ def _batches_with_waiting(connection: Connection, model: str) -> Sequence[Row[An
         .subquery()
     )
     query = (
-        select(batch.c.id, batch.c.priority)
+        select(batch.c.id, batch.c.priority, func.coalesce(in_flight.c.number, 0), batch.c.in_progress_at)
         .outerjoin(in_flight, in_flight.c.batch_id == batch.c.id)
         .where(batch.c.status.in_(list(FED_STATUSES)), has_waiting)
-        .order_by(batch.c.priority, func.coalesce(in_flight.c.number, 0), batch.c.in_progress_at, batch.c.id)
     )
-    return connection.execute(query).all()
-
-
-def _in_turn(sources: Sequence[Iterator[RowMapping]]) -> Iterator[RowMapping]:
-    """One of each in turn, until all are at their end."""
-    remaining = deque(sources)
-    while remaining:
-        source = remaining.popleft()
-        for row in islice(source, 1):
-            yield row
-            remaining.append(source)
+    if priority is not None:
+        query = query.where(batch.c.priority == priority)
+    return [Contender(*row) for row in connection.execute(query)]
 
 
 def _waiting(connection: Connection, batch_id: str, model: str, page: int) -> Iterator[RowMapping]:

@@ -94,7 +94,7 @@ class Bookkeeper:
             Duty("look after heads", HEADS_S, Restorer(client).turn, without_database=True),
             Duty("mirror the served names", MODELS_S, lambda _: mirror_models(client, database)),
             Duty("stop jobs", STOPS_S, lambda _: stopper.turn()),
-            Duty("feed", FEED_S, lambda _: feeder.feed()),
+            Duty("feed", FEED_S, lambda _: feeder.turn()),
             Duty("look for lost jobs", min(COUNT_S, settings.scan_interval_s), reconciler.turn),
         ]
 

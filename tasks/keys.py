@@ -31,9 +31,9 @@ def queue(model: str) -> str:
     return f"shardq.{model}"
 
 
-def ready(model: str) -> list[str]:
-    """The lists that hold a served name's waiting messages, first served first."""
-    return [ready_at(queue(model), priority) for priority in PRIORITIES]
+def ready(model: str, priority: int = PRIORITIES[-1]) -> list[str]:
+    """The lists that hold a served name's waiting messages, first served first, up to those of `priority`."""
+    return [ready_at(queue(model), urgency) for urgency in PRIORITIES[: priority + 1]]
 
 
 def ready_at(queue_name: str, priority: int) -> str:

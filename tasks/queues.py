@@ -14,20 +14,27 @@ from tasks import keys
 _SCAN_COUNT = 500
 
 
-def num_waiting(client: redis.Redis, model: str) -> int:
-    """Messages of a served name that no head has taken yet, over all priorities."""
+def num_waiting(client: redis.Redis, model: str, priority: int = keys.PRIORITIES[-1]) -> int:
+    """Messages of a served name that no head has taken yet, of `priority` and of more urgent ones."""
     pipeline = client.pipeline(transaction=False)
-    for name in keys.ready(model):
+    for name in keys.ready(model, priority):
         pipeline.llen(name)
     return sum(pipeline.execute())
 
 
-def num_waiting_bytes(client: redis.Redis, model: str) -> int:
+def num_waiting_bytes(client: redis.Redis, model: str, priority: int = keys.PRIORITIES[-1]) -> int:
     """Memory of the server that those messages take."""
     pipeline = client.pipeline(transaction=False)
-    for name in keys.ready(model):
+    for name in keys.ready(model, priority):
         pipeline.memory_usage(name, samples=0)
     return sum(size or 0 for size in pipeline.execute())
+
+
+def newest_ids(client: redis.Redis, model: str, priority: int, kept: int) -> list[str]:
+    """The task ids of the messages of one priority that will be taken last: all but the first `kept` of them."""
+    name = keys.ready_at(keys.queue(model), priority)
+    number = client.llen(name) - kept
+    return [_id_in(message) for message in client.lrange(name, 0, number - 1)] if number > 0 else []
 
 
 def memory_share(client: redis.Redis) -> float | None:

@@ -54,7 +54,7 @@ class BookkeeperSettings(TaskSettings):
     window_per_slot: int = Field(default=4, ge=1)
     #: jobs kept queued at least, also without a head
     window_min_jobs: int = Field(default=256, ge=1)
-    #: bytes of queued messages per model, as the server counts them
+    #: bytes of queued messages per model, of one priority and higher ones, as the server counts them
     window_bytes: int = Field(default=32 * 1024 * 1024, ge=1024)
     #: share of the server's `maxmemory` above which nothing more is fed
     memory_share: float = Field(default=0.7, gt=0, le=1)

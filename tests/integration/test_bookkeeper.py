@@ -329,6 +329,71 @@ def test_a_submitter_feeds_with_the_same_code(office: Office) -> None:
     assert waiting(office).total() == 7
 
 
+def test_a_submitter_leaves_feeding_to_a_bookkeeper_at_work(office: Office) -> None:
+    turn(office, office.bookkeeper())
+    submit(office.database, 7)
+    assert feed_once(office.database, office.settings) == 0
+    assert waiting(office).total() == 0
+
+
+def in_queue(office: Office) -> list[str]:
+    """The batches of all waiting messages, in the order in which heads will take them."""
+    names = keys.ready(MODEL)
+    stored: Any = [message for name in names for message in reversed(office.client.lrange(name, 0, -1))]  # type: ignore[arg-type]
+    return [_task(json.loads(message)).batch for message in stored]
+
+
+def test_an_urgent_job_is_queued_at_once_however_many_others_fill_the_window(tmp_path: Path) -> None:
+    with open_office(tmp_path, window_min_jobs=20) as office:
+        bookkeeper = office.bookkeeper()
+        usual = submit(office.database, 200, priority=5)
+        turn(office, bookkeeper)
+        urgent = submit(office.database, 1, priority=0)
+        turn(office, bookkeeper, 1)
+        assert in_queue(office) == [urgent, *[usual] * 20]
+
+
+def test_less_urgent_jobs_wait_for_room_beside_more_urgent_ones(tmp_path: Path) -> None:
+    with open_office(tmp_path, window_min_jobs=20) as office:
+        urgent = submit(office.database, 15, priority=2)
+        usual = submit(office.database, 100, priority=7)
+        turn(office, office.bookkeeper())
+        assert in_queue(office) == [*[urgent] * 15, *[usual] * 5]
+
+
+def test_a_later_batch_of_the_same_priority_has_its_turn_after_the_next_few_jobs(tmp_path: Path) -> None:
+    with open_office(tmp_path, window_min_jobs=20, window_per_slot=1) as office:
+        heads.claim(office.client, head_info(slots=4))
+        bookkeeper = office.bookkeeper()
+        first = submit(office.database, 100, priority=5)
+        turn(office, bookkeeper)
+        second = submit(office.database, 3, priority=5)
+        turn(office, bookkeeper, 1)
+        assert in_queue(office) == [*[first] * 4, second, first, second, first, second, *[first] * 11]
+        assert window(office.database, MODEL).num_jobs == 20
+        in_order = [job.line for job in jobs(office, first) if job.state is JobState.QUEUED]
+        assert in_order == list(range(1, 18))
+
+
+def test_only_what_is_queued_and_ours_is_taken_back(tmp_path: Path) -> None:
+    with open_office(tmp_path, window_min_jobs=5) as office:
+        bookkeeper = office.bookkeeper()
+        first = submit(office.database, 50, priority=5)
+        turn(office, bookkeeper)
+        foreign = json.dumps({"headers": {"id": "job-of-another-database.1"}, "body": ""})
+        office.client.lpush(keys.ready_at(keys.queue(MODEL), 5), foreign)
+        newest: Any = office.client.lindex(keys.ready_at(keys.queue(MODEL), 5), 1)
+        begun = _task(json.loads(newest))
+        results.publish_started(office.client, begun, "h1", 5.0)
+        second = submit(office.database, 1, priority=5)
+        turn(office, bookkeeper, 1)
+        ids = Counter(queues.waiting_ids(office.client, MODEL))
+        assert ids["job-of-another-database.1"] == ids[begun.task_id] == ids[f"{second}-1.1"] == 1
+        assert set(ids.values()) == {1}
+        assert jobs(office, first)[4].state is JobState.RUNNING
+        assert begun.job == f"{first}-5"
+
+
 def test_jobs_whose_queueing_failed_wait_again(office: Office, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(publications: Any) -> int:
         raise QueueUnreachable("gone")
