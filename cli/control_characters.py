@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-#: C0, DEL and C1 → as Python writes them: `\x1b`, `\n`
-_VISIBLE = {code: chr(code).encode("unicode_escape").decode() for code in (*range(0x20), *range(0x7F, 0xA0))}
+#: C0, DEL, C1 and Unicode's ends of lines → as Python writes them: `\x1b`, `\n`
+_VISIBLE = {
+    code: chr(code).encode("unicode_escape").decode() for code in (*range(0x20), *range(0x7F, 0xA0), 0x2028, 0x2029)
+}
 _VISIBLE_IN_LINES = {code: text for code, text in _VISIBLE.items() if chr(code) not in "\n\t"}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 import sys
 from collections.abc import Iterator, Mapping
@@ -19,6 +20,28 @@ from cli.errors import CliError
 STDOUT = Path("-")
 #: names here are devices and open files, `/dev/fd/63` of a shell's `>(…)` too
 _NO_FILES = (Path("/dev"), Path("/proc"))
+#: half a surrogate pair has no UTF-8; written as \\udXXX it is right in JSON
+_SURROGATES = "backslashreplace"
+
+
+def let_streams_take_any_text() -> None:
+    """No text for people ends a command: a character that the locale lacks becomes `?`, a closed stream takes all."""
+    sys.stdout = sys.stdout or _nowhere()
+    sys.stderr = sys.stderr or _nowhere()
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+
+
+def stdout_for_programs() -> TextIO:
+    """Stdout for JSON and csv from here on: UTF-8, whatever the locale."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(encoding="utf-8", errors=_SURROGATES)
+    return sys.stdout
+
+
+def _nowhere() -> TextIO:
+    return Path(os.devnull).open("w", encoding="utf-8")
 
 
 @contextmanager
@@ -54,15 +77,15 @@ def replaced(path: Path, option: str = "--output") -> Iterator[Path]:
 
 @contextmanager
 def destination(path: Path | None, option: str = "--output") -> Iterator[TextIO]:
-    """Stdout for None and `-`, or `replaced` to write text to."""
+    """Stdout for None and `-`, or `replaced`, to write UTF-8 to whatever the locale."""
     if path is None or path == STDOUT:
-        yield sys.stdout
-        sys.stdout.flush()
+        out = stdout_for_programs()
+        yield out
+        out.flush()
         return
-    # Half a surrogate pair has no UTF-8; written as \\udXXX it is right in JSON.
     with (
         replaced(path, option) as temporary,
-        temporary.open("w", encoding="utf-8", errors="backslashreplace", newline="") as out,
+        temporary.open("w", encoding="utf-8", errors=_SURROGATES, newline="") as out,
     ):
         yield out
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import sys
 import tempfile
 from collections import Counter
@@ -15,9 +14,10 @@ from typing import BinaryIO, cast
 
 import click
 
-from cli.destination import STDOUT, writing
+from cli.destination import STDOUT, stdout_for_programs, writing
 from cli.errors import CliError
 from cli.ticker import Ticker
+from tasks.json_text import json_text
 from tasks.openai_batch import Defaults, LineError, ParsedJob, read_requests
 
 #: bytes read at a time
@@ -129,7 +129,8 @@ def error_file(path: Path | None) -> Iterator[ErrorSink]:
         yield nowhere
         return
     if path == STDOUT:
-        yield lambda error: click.echo(_json_line(error))
+        out = stdout_for_programs()
+        yield lambda error: click.echo(_json_line(error), file=out)
         return
     with writing(path, "--errors"), path.open("w", encoding="utf-8") as out:
 
@@ -140,7 +141,7 @@ def error_file(path: Path | None) -> Iterator[ErrorSink]:
 
 
 def _json_line(error: LineError) -> str:
-    return json.dumps(asdict(error), ensure_ascii=False)
+    return json_text(asdict(error))
 
 
 def error_report(check: Check, path: Path | None = None) -> str:

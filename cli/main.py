@@ -17,6 +17,7 @@ import click
 
 from cli.broken_pipe import drop_the_rest, reader_may_leave
 from cli.control_characters import visible, visible_lines
+from cli.destination import let_streams_take_any_text
 from cli.errors import CliError, ExitCode
 from cli.manner import Manner
 from cli.next_steps import with_next_step
@@ -105,6 +106,7 @@ class Commands(click.Group):
         run = partial(super().main, *args, standalone_mode=False, **kwargs)
         if not standalone_mode:
             return run()
+        let_streams_take_any_text()
         try:
             code = _exit_code(run)
         except BrokenPipeError:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -15,7 +14,9 @@ from rich.table import Table
 from rich.text import Text
 
 from cli.control_characters import visible, visible_lines
+from cli.destination import stdout_for_programs
 from cli.manner import is_quiet
+from tasks.json_text import json_text
 
 #: what stands where there is no figure
 NOTHING = "–"
@@ -52,7 +53,7 @@ def note(message: str) -> None:
 
 def print_json(value: Any) -> None:
     """`value` as indented JSON on stdout."""
-    click.echo(json.dumps(value, ensure_ascii=False, indent=2))
+    click.echo(json_text(value, indent=2), file=stdout_for_programs())
 
 
 def print_values(values: Mapping[str, str | None]) -> None:

@@ -42,6 +42,7 @@ def child_environment(extra: Mapping[str, str]) -> dict[str, str]:
         **{name: value for name, value in os.environ.items() if name not in {*from_file(os.environ), ORIGIN_VARIABLE}},
         "PYTHONPATH": path,
         "PYTHONUNBUFFERED": "1",
+        "PYTHONIOENCODING": "utf-8",  # as we read it, whatever the locale
         # whoever reads our child's lines shows them to people, unless told otherwise
         "SHARDQ_LOG_FORMAT": os.environ.get("SHARDQ_LOG_FORMAT") or "human",
         PARENT_VARIABLE: str(os.getpid()),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-import json
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
@@ -19,6 +19,7 @@ from storage.database import Database
 from storage.job_records import JobRow
 from storage.jobs import iterate_results
 from storage.states import TERMINAL_STATES, JobState
+from tasks.json_text import json_text
 from tasks.openai_results import error_of, result_line
 
 #: not a column of the database, but of the results
@@ -43,6 +44,9 @@ class Format:
         if self.name == "parquet":
             write_parquet(jobs, path, self.columns or ALL_COLUMNS)
             return
+        if self.name == "table" and (path is None or path == STDOUT):
+            write_table(jobs, sys.stdout, self.columns)
+            return
         with destination(path, option) as out:
             _WRITERS[self.name](jobs, out, self.columns)
 
@@ -66,7 +70,7 @@ def write_jsonl(jobs: Iterable[JobRow], out: TextIO, columns: Sequence[str] = ()
     """A line per job: of OpenAI's output and error files, or an object with these columns."""
     for job in jobs:
         line = result_json(job, columns) if columns else result_line(job)
-        out.write(json.dumps(line, ensure_ascii=False) + "\n")
+        out.write(json_text(line) + "\n")
 
 
 def write_csv(jobs: Iterable[JobRow], out: TextIO, columns: Sequence[str] = ()) -> None:

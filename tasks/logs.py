@@ -7,7 +7,7 @@ password, whoever wrote it.
 
 from __future__ import annotations
 
-import json
+import io
 import logging
 import os
 import re
@@ -22,6 +22,7 @@ import structlog
 from structlog.dev import Column, ConsoleRenderer, KeyValueColumnFormatter, LogLevelColumnFormatter, plain_traceback
 from structlog.typing import EventDict, Processor
 
+from tasks.json_text import json_text
 from tasks.settings import LogFormat, LogSettings
 
 #: what a record may carry beside its text; libraries put arguments of tasks, which hold prompts, into others
@@ -61,6 +62,9 @@ def configure(level: str, *, process: str, colour: bool | None = None, stream: T
     out = stream or sys.stderr
     is_human = _is_human(LogSettings().log_format, out)
     coloured = (out.isatty() and not os.environ.get("NO_COLOR")) if colour is None else colour
+    if not is_human and isinstance(out, io.TextIOWrapper):
+        # for programs: the same bytes under every locale
+        out.reconfigure(encoding="utf-8", errors="backslashreplace")
     handler = _Handler(out)
     handler.setFormatter(_formatter(process, is_human, coloured))
     for other in list(_root.handlers):
@@ -181,7 +185,7 @@ def _clock(created: float) -> str:
 
 
 def _to_json(event: dict[str, Any], **_: Any) -> str:
-    return json.dumps(event, ensure_ascii=False, default=str)
+    return json_text(event, default=str)
 
 
 def _console(coloured: bool) -> ConsoleRenderer:

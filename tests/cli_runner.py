@@ -26,12 +26,12 @@ PROMPTS = b'{"custom_id": "a", "prompt": "one"}\n{"custom_id": "b", "prompt": "t
 
 
 class Shardq:
-    """`shardq` with a data directory of its own; `environment` is added to every call."""
+    """`shardq` with a data directory of its own; `environment` is added to every call, `charset` is the locale's."""
 
-    def __init__(self, data_dir: Path, environment: Mapping[str, str]) -> None:
+    def __init__(self, data_dir: Path, environment: Mapping[str, str], charset: str = "utf-8") -> None:
         self.data_dir = data_dir
         self._environment = {"SHARDQ_DATA_DIR": str(data_dir), "COLUMNS": "80", **environment}
-        self._runner = CliRunner()
+        self._runner = CliRunner(charset)
 
     @property
     def database_url(self) -> str:

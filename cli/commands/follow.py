@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from contextlib import closing
 
 import click
 
 from cli.database import opened
+from cli.destination import stdout_for_programs
 from cli.errors import CliError, ExitCode
 from cli.live_text import LiveText, stored_text
 from cli.options import broker_option, database_option, insecure_option, json_option
@@ -20,6 +20,7 @@ from storage.job_records import JobRow
 from storage.jobs import get_job
 from storage.states import TERMINAL_STATES, JobState
 from tasks.connection import connect
+from tasks.json_text import json_text
 from tasks.settings import TaskSettings
 
 
@@ -123,4 +124,4 @@ class _Show:
     def _line(self, values: dict[str, object]) -> None:
         # one line each, for those who read them as they come
         who = {"job": self._job_id, "choice": self._choice}
-        click.echo(json.dumps({**values, **who}, ensure_ascii=False))
+        click.echo(json_text({**values, **who}), file=stdout_for_programs())

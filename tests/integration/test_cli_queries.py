@@ -39,6 +39,39 @@ def ids(stdout: str) -> list[str]:
     return [json.loads(line)["custom_id"] for line in stdout.splitlines()]
 
 
+#: what no Latin-1 has, what ends a line for some readers, and half a character
+ODD = "“a”\u2028b\u2029c\x85d \ud800"
+
+
+def test_programs_read_utf8_line_by_line_whatever_the_locale(tmp_path: Path) -> None:
+    run = Shardq(tmp_path / "data", {}, charset="latin-1")
+    with Database.open(run.database_url, clock=lambda: START) as database:
+        fill(database, [ODD, ODD], name="nightly")
+    lines = run("results", "nightly", "--json").stdout_bytes.decode().splitlines()
+    texts = [json.loads(line)["response"]["body"]["choices"][0]["text"] for line in lines]
+    assert texts == [ODD, ODD]
+    follow = run("follow", "nightly-1", "--json").stdout_bytes.decode().splitlines()
+    assert json.loads(follow[0])["text"] == ODD
+    rows = csv.reader(io.StringIO(run("results", "nightly", "--format", "csv").stdout_bytes.decode(), newline=""))
+    assert [row[0] for row in rows] == ["custom_id", "c1", "c2"]
+    shown = json.loads(run("show", "nightly-1", "--json").stdout_bytes.decode())
+    assert shown["text"] == ODD
+
+
+@pytest.mark.parametrize("charset", ["latin-1", "gb2312"])
+@pytest.mark.parametrize("command", [["status"], ["list"], ["show", "nightly-1"], ["results", "nightly"], ["stats"]])
+def test_people_read_question_marks_where_their_locale_lacks_a_character(
+    tmp_path: Path, charset: str, command: list[str]
+) -> None:
+    run = Shardq(tmp_path / "data", {"SHARDQ_BROKER_URL": "redis://127.0.0.1:1/0"}, charset)
+    with Database.open(run.database_url, clock=lambda: START) as database:
+        fill(database, [ODD, None], name="nightly")
+    words = [*command, "nightly"] if command == ["stats"] else command
+    result = run(*words, *(["--format", "table"] if command[0] == "results" else []))
+    assert result.exit_code in (ExitCode.OK, ExitCode.JOBS_FAILED), result.stderr
+    assert result.stdout_bytes.decode(charset)
+
+
 def test_results_are_filtered_within_a_batch_and_across_all(run: Shardq) -> None:
     assert ids(run("results", "nightly", "--failed").stdout) == ["c3"]
     assert ids(run("results", "--where", "finish_reason=length").stdout) == ["c1", "c1"]

@@ -267,6 +267,15 @@ def test_bad_lines_go_to_stdout_if_asked(run: Shardq, monkeypatch: pytest.Monkey
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("closed", ["1", "2"])
+def test_a_closed_stream_ends_no_command(tmp_path: Path, closed: str) -> None:
+    path = tmp_path / "prompts.jsonl"
+    path.write_bytes(line(prompt="a"))
+    argv = [sys.executable, "-m", "cli.main", "submit", "--check", str(path)]
+    result = subprocess.run(["sh", "-c", f'exec "$@" {closed}>&-', "sh", *argv], capture_output=True, check=False)
+    assert (result.returncode, result.stderr) == (ExitCode.OK, b"")
+
+
 def test_joined_files_with_byte_order_marks_are_accepted(run: Shardq) -> None:
     mark = b"\xef\xbb\xbf"
     data = mark + mark + line(prompt="a") + b"\n" + mark + line(prompt="b") + b"\n" + mark

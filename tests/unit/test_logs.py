@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import logging
+import os
 import re
 import subprocess
 import sys
@@ -200,3 +201,14 @@ def test_text_that_no_encoding_takes_does_not_break_a_line() -> None:
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert json.loads(result.stderr) == {**json.loads(result.stderr), "event": "half \ud800 and\nlines é"}
     assert len(result.stderr.splitlines()) == 1
+
+
+def test_no_text_ends_a_line_and_no_locale_changes_one() -> None:
+    code = (
+        "import logging; from tasks.logs import configure; configure('info', process='p');"
+        r"logging.getLogger('x').warning('a\u2028b\u2029c\x85d “e”')"
+    )
+    environment = {**os.environ, "PYTHONIOENCODING": "latin-1:strict"}
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, env=environment, check=True, timeout=60)
+    (line,) = result.stderr.decode().splitlines()
+    assert json.loads(line)["event"] == "a\u2028b\u2029c\x85d “e”"
