@@ -73,6 +73,28 @@ ANYWHERE = ("--quiet", "--no-color")
 COMMANDS = {name: entry for section in SECTIONS.values() for name, entry in section.items()}
 
 
+class _Utf8(click.types.StringParamType):
+    """A text. Python takes bytes of the command line that are no UTF-8 for half characters, which nothing stores."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        text = super().convert(value, param, ctx)
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            self.fail(f"expected UTF-8, got {os.fsencode(text)!r}.", param, ctx)
+        return text
+
+
+def _take_utf8_only(command: click.Command) -> None:
+    """Check every text that the command takes; paths may be any bytes."""
+    for parameter in command.params:
+        if parameter.type is click.STRING:
+            parameter.type = _Utf8()
+    if isinstance(command, click.Group):
+        for inner in command.commands.values():
+            _take_utf8_only(inner)
+
+
 class Commands(click.Group):
     """The commands of `SECTIONS`, imported on use; every error ends as one line and an exit status."""
 
@@ -84,6 +106,7 @@ class Commands(click.Group):
             return None
         module = importlib.import_module(COMMANDS[cmd_name][0])
         command: click.Command = vars(module)[f"{cmd_name.replace('-', '_')}_command"]
+        _take_utf8_only(command)
         return command
 
     def resolve_command(

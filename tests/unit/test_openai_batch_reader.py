@@ -183,6 +183,12 @@ def test_defaults_are_checked_as_a_line_is() -> None:
         Defaults.of(temperature=3)
 
 
+@pytest.mark.parametrize("options", [{"stop": "\udcff"}, {"stop": ["a\udcff"]}, {"model": "\udcff"}])
+def test_defaults_are_texts_that_can_be_stored(options: dict[str, Any]) -> None:
+    with pytest.raises(ParameterInvalid, match="expected a text"):
+        Defaults.of(**options)
+
+
 def test_a_missing_seed_is_drawn_per_line() -> None:
     jobs = [parsed for parsed in read(b'{"prompt":"p"}\n' * 20) if isinstance(parsed, ParsedJob)]
     seeds = {parsed.request.seed for parsed in jobs}
