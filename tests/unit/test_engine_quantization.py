@@ -92,6 +92,22 @@ def test_the_bytes_of_a_quantised_half_are_those_of_all_its_tensors(
     assert tail.num_weight_bytes == expected  # the library moves scales about when a layer first runs
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_a_quantised_half_is_the_same_on_a_cpu_that_multiplies_bfloat16_itself(
+    tmp_path: Path, dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tiny_model(tmp_path)
+    results = []
+    for multiplies in (True, False):
+        monkeypatch.setattr("bitsandbytes.nn.modules.has_avx512bf16", lambda answer=multiplies: answer)
+        head = load_head(tmp_path, 2, dtype=dtype, **CAPACITY, quantization="nf4")
+        hidden = head.forward(torch.tensor([[5, 6, 7], [8, 9, 10]]), torch.tensor([0, 1]), torch.tensor([0, 0]))
+        results.append((hidden, stored(head._base)))
+    (one, weights), (other, other_weights) = results
+    assert torch.equal(one, other)
+    assert all(torch.equal(weights[name], other_weights[name]) for name in other_weights)
+
+
 @pytest.mark.parametrize("quantization", KINDS)
 @pytest.mark.parametrize("load", [load_head, load_tail])
 def test_of_what_is_to_be_quantised_one_tensor_is_held_at_a_time(

@@ -40,10 +40,11 @@ def replace_linears(base: nn.Module, quantization: Quantization, dtype: torch.dt
     integrations: Any = import_module("transformers.integrations")
     config = library_config(quantization, dtype)
     integrations.replace_with_bnb_linear(base, modules_to_not_convert=[], quantization_config=config)
-    if dtype is not torch.bfloat16:
-        layers: list[Any] = [module for module in base.modules() if isinstance(module, linear4bit)]
-        for layer in layers:  # on some CPUs it would compute in bfloat16 all the same
-            layer.support_avx512bf16_for_cpu = False
+    layers: list[Any] = [module for module in base.modules() if isinstance(module, linear4bit)]
+    for layer in layers:
+        # Where a CPU multiplies bfloat16 itself, the library packs the weights anew at their first use. That wants rows
+        # in multiples of 32, rounds scales to bfloat16, and computes in it whatever the dtype is.
+        layer.support_avx512bf16_for_cpu = False
 
 
 def library_config(quantization: Quantization, dtype: torch.dtype) -> Any:
