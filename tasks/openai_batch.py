@@ -16,11 +16,13 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from itertools import chain
 from typing import Any, BinaryIO, NoReturn, Self
 
 from storage.job_records import NewJob
 from tasks.durations import DurationInvalid, seconds
 from tasks.errors import ParameterInvalid
+from tasks.foreign_files import SAMPLE_BYTES, SAMPLE_LINES, foreign
 from tasks.generation import GenerationRequest, plain_fields
 from tasks.openai_parameters import Form, is_parameter, read_parameters
 from tasks.openai_prompts import read_messages, read_prompt
@@ -45,12 +47,13 @@ MAX_NAME_CHARACTERS = 512
 
 CHAT_URL = "/v1/chat/completions"
 COMPLETIONS_URL = "/v1/completions"
+#: a whole address too, and Azure's, which has no version
+_URL = re.compile(r"(?:https?://[^\s?#]+?)?(?:/v1)?/(?P<chat>chat/)?completions/?(?:[?][^\s#]*)?")
 
 _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 
 #: of a file; files that were joined have one in their midst
 _UTF8_BOMS = re.compile(rb"(?:\xef\xbb\xbf)*")
-_UTF16_BOMS = (b"\xff\xfe", b"\xfe\xff")
 _OPENAI_FORM = ("method", "url", "body")
 
 
@@ -130,7 +133,12 @@ def read_requests(
     """
     lines_by_id: dict[bytes, int] = {}
     is_empty = True
-    for number, data in _lines(stream, max_line_bytes):
+    lines = _lines(stream, max_line_bytes)
+    first = _sample(lines)
+    if what := foreign([data for _, data in first if isinstance(data, bytes) and data.strip()]):
+        yield LineError(0, None, what)
+        return
+    for number, data in chain(first, lines):
         if isinstance(data, LineError):
             is_empty = False
             yield data
@@ -157,14 +165,21 @@ def _lines(stream: BinaryIO, limit: int) -> Iterator[tuple[int, bytes | LineErro
     number = 0
     while data := stream.readline(limit + 1):
         number += 1
-        if number == 1 and data.startswith(_UTF16_BOMS):
-            yield number, LineError(number, None, "expected UTF-8, this is UTF-16: convert the file")
-            return
         if len(data) > limit and not data.endswith(b"\n"):
             _skip_line(stream)
             yield number, LineError(number, None, f"expected at most {limit} bytes a line")
         else:
             yield number, _UTF8_BOMS.sub(b"", data, count=1).rstrip(b"\r\n")
+
+
+def _sample(lines: Iterator[tuple[int, bytes | LineError]]) -> list[tuple[int, bytes | LineError]]:
+    """The first lines, by which a file is judged."""
+    first: list[tuple[int, bytes | LineError]] = []
+    num_bytes = 0
+    while len(first) < SAMPLE_LINES and num_bytes < SAMPLE_BYTES and (item := next(lines, None)):
+        first.append(item)
+        num_bytes += len(item[1]) if isinstance(item[1], bytes) else 0
+    return first
 
 
 def _skip_line(stream: BinaryIO) -> None:
@@ -195,7 +210,7 @@ def _object(data: bytes) -> dict[str, Any]:
         if "\\u" in text:
             json.dumps(value, ensure_ascii=False).encode()
     except json.JSONDecodeError as error:
-        reason = f"{error.msg.lower()} at character {error.pos + 1}"
+        reason = f"{error.msg.lower().removesuffix(' at')} at character {error.pos + 1}"
         raise ParameterInvalid(None, f"expected a JSON object: {reason}") from error
     except UnicodeEncodeError as error:
         raise ParameterInvalid(None, "expected text, an escape is half of a surrogate pair") from error
@@ -226,6 +241,8 @@ def _job(number: int, value: dict[str, Any], defaults: Defaults, seeds: Callable
     expires_in_s = _expires_in(value.get("expires_in"))
     prompt, messages = body.pop("prompt", None), body.pop("messages", None)
     model = _optional_name("model", body.pop("model", None)) or defaults.model
+    if prompt is None and messages is None:
+        _refuse_unknown(body)
     request = _source(url, prompt, messages)
     form = Form.CHAT if request["messages"] is not None else Form.COMPLETION
     parameters = read_parameters(body, form, defaults.parameters)
@@ -243,15 +260,23 @@ def _openai_form(value: dict[str, Any]) -> tuple[str | None, str | None, dict[st
             raise ParameterInvalid(printable(name), reason)
     if value.get("method") not in (None, "POST"):
         raise ParameterInvalid("method", f'expected "POST", got {describe(value["method"])}')
-    url = value.get("url")
-    if url not in (None, CHAT_URL, COMPLETIONS_URL):
-        raise ParameterInvalid("url", f"expected {CHAT_URL} or {COMPLETIONS_URL}, got {describe(url)}")
+    url = _endpoint(value.get("url"))
     body = value.get("body")
     if not isinstance(body, dict):
         raise ParameterInvalid("body", f"expected an object, got {describe(body)}")
     if "expires_in" in body:
         raise ParameterInvalid("expires_in", "expected beside body")
     return _optional_name("custom_id", value.get("custom_id")), url, dict(body)
+
+
+def _endpoint(url: object) -> str | None:
+    """The endpoint of ours that a `url` means, whichever host it names. Raises ParameterInvalid."""
+    if url is None:
+        return None
+    found = _URL.fullmatch(url) if isinstance(url, str) else None
+    if found is None:
+        raise ParameterInvalid("url", f"expected {CHAT_URL} or {COMPLETIONS_URL}, got {describe(url)}")
+    return CHAT_URL if found["chat"] else COMPLETIONS_URL
 
 
 def _short_form(value: dict[str, Any]) -> tuple[str | None, str | None, dict[str, Any]]:
@@ -262,6 +287,13 @@ def _short_form(value: dict[str, Any]) -> tuple[str | None, str | None, dict[str
     if custom_id is not None and other_id is not None and custom_id != other_id:
         raise ParameterInvalid("id", "expected custom_id or id, not both")
     return custom_id or other_id, None, body
+
+
+def _refuse_unknown(body: dict[str, Any]) -> None:
+    """Of a line without a source, first what it may have in its place. Raises ParameterInvalid."""
+    for name in body:
+        if not is_parameter(name):
+            raise ParameterInvalid(printable(name), "unknown field: expected prompt or messages")
 
 
 def _source(url: str | None, prompt: object, messages: object) -> dict[str, Any]:

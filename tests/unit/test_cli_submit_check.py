@@ -96,7 +96,7 @@ def test_odd_but_good_files_are_accepted(run: Shardq, data: bytes) -> None:
 
 
 def test_all_bad_lines_are_reported_up_to_the_limit(run: Shardq) -> None:
-    data = b"\n".join([b"oops"] * 30)
+    data = b"\n".join([b"{oops"] * 30)
     result = run("submit", "--check", "--max-errors", "5", "-", stdin=data)
     assert result.exit_code == ExitCode.USAGE
     lines = result.stderr.splitlines()
@@ -260,7 +260,7 @@ def test_a_format_that_cannot_be_written_is_told_before_anything_is_queued(
 
 def test_bad_lines_go_to_stdout_if_asked(run: Shardq, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
-    result = run("submit", "--check", "--max-errors", "1", "--errors", "-", "-", stdin=b"oops\noops\n")
+    result = run("submit", "--check", "--max-errors", "1", "--errors", "-", "-", stdin=b"{oops\n{oops\n")
     assert result.exit_code == ExitCode.USAGE
     assert [json.loads(text)["line"] for text in result.stdout.splitlines()] == [1, 2]
     assert result.stderr.splitlines()[1] == "… and 1 more: all on stdout"

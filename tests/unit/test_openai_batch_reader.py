@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
 import tracemalloc
@@ -409,9 +410,79 @@ def test_a_file_without_a_request_is_an_error_of_the_file(data: bytes) -> None:
     assert [str(item) for item in read(data)] == ["the file: holds no request: expected one JSON object a line"]
 
 
-def test_utf16_is_recognised_and_reported_once() -> None:
-    data = '{"prompt":"a"}\n{"prompt":"b"}\n'.encode("utf-16")
-    assert [str(item) for item in read(data)] == ["line 1: expected UTF-8, this is UTF-16: convert the file"]
+TWO = '{"prompt":"a"}\n{"prompt":"b"}\n'
+PRETTY = '{\n  "custom_id": "a",\n  "prompt": "p"\n}\n'
+ANTHROPIC = {"custom_id": "a", "params": {"model": "m", "max_tokens": 5, "messages": HELLO}}
+GEMINI = {"key": "a", "request": {"contents": [{"parts": [{"text": "hello"}]}]}}
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (gzip.compress(TWO.encode()), "is a gzip archive: unpack it with `gunzip`"),
+        (b"PK\x03\x04\x14\x00 anything", "is a zip archive"),
+        (b"PAR1\x15\x04\n anything", "is a parquet file"),
+        (TWO.encode("utf-16"), "is UTF-16LE, expected UTF-8: convert it with `iconv -f UTF-16LE -t UTF-8`"),
+        (b"\xfe\xff" + TWO.encode("utf-16-be"), "is UTF-16BE"),
+        (TWO.encode("utf-16-le"), "is UTF-16LE"),
+        (TWO.encode("utf-16-be"), "is UTF-16BE"),
+        (TWO.encode("utf-32"), "is UTF-32, "),
+        (TWO.encode("utf-32-le"), "is UTF-32LE"),
+        (TWO.encode("utf-32-be"), "is UTF-32BE"),
+        (json.dumps([{"prompt": "a"}, {"prompt": "b"}]).encode(), "is one JSON list"),
+        (json.dumps([{"prompt": "a"}], indent=2).encode(), "is one JSON list"),
+        (b'\xef\xbb\xbf[{"prompt": "a"},\n{"prompt": "b"}]', "is one JSON list"),
+        (PRETTY.encode() * 2, "has one object over several lines"),
+        (b'{"messages": [\n {"role": "user", "content": "x"}]}\n', "has one object over several lines"),
+        (b"id,prompt\n1,hello\n2,bye\n", "looks like csv"),
+        (b"Write a poem.\n\nWrite a song, too.\n", "looks like plain text"),
+        ((json.dumps(ANTHROPIC) + "\n").encode() * 2, "holds lines for Anthropic's batches"),
+        ((json.dumps(GEMINI) + "\n").encode() * 2, "holds lines for Gemini's batches"),
+    ],
+)
+def test_a_file_of_another_kind_is_named_once_for_what_it_is(data: bytes, message: str) -> None:
+    (refused,) = [str(item) for item in read(data)]
+    assert refused.startswith(f"the file: {message}")
+    assert len(refused) < 200
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [b"# a remark", b'["p"]', b'{"prompt": "cut off', b'{"custom_id": "x",', json.dumps(ANTHROPIC).encode()],
+)
+def test_an_odd_line_before_good_ones_hides_none_of_them(odd: bytes) -> None:
+    parsed = read(odd + b"\n" + b'{"prompt":"a"}\n{"prompt":"b"}\n')
+    assert [isinstance(item, ParsedJob) for item in parsed] == [False, True, True]
+
+
+@pytest.mark.parametrize(
+    ("url", "endpoint"),
+    [
+        ("/chat/completions", "/v1/chat/completions"),
+        ("/completions", "/v1/completions"),
+        ("https://api.openai.com/v1/chat/completions", "/v1/chat/completions"),
+        ("http://localhost:8000/v1/completions/", "/v1/completions"),
+        ("https://me.openai.azure.com/openai/deployments/d/chat/completions?api-version=1", "/v1/chat/completions"),
+    ],
+)
+def test_an_address_of_an_endpoint_means_that_endpoint(url: str, endpoint: str) -> None:
+    body = {"messages": HELLO} if "chat" in endpoint else {"prompt": "p"}
+    assert job(line(url=url, body=body)).url == endpoint
+
+
+@pytest.mark.parametrize("url", ["/v1/embeddings", "/v1/chat", "chat/completions", "https://x/v1/responses", 5, ""])
+def test_an_address_of_something_else_is_refused(url: object) -> None:
+    assert error(line(url=url, body={"prompt": "p"})).field == "url"
+
+
+@pytest.mark.parametrize("name", ["text", "params", "request", "contents"])
+def test_a_line_without_a_source_names_what_stands_in_its_place(name: str) -> None:
+    refused = error(line(temperature=1, **{name: "x"}))
+    assert str(refused) == f"line 7: {name}: unknown field: expected prompt or messages"
+
+
+def test_a_control_character_is_said_to_be_at_one_place() -> None:
+    assert error(b'{"prompt": "a\x01"}').message == "expected a JSON object: invalid control character at character 14"
 
 
 def test_a_repeated_custom_id_names_both_lines() -> None:
