@@ -68,7 +68,7 @@ def follow(database: Database, batch: BatchRow, on_poll: Callable[[], None] = la
         stall(counts)
 
     try:
-        started = batch.in_progress_at or time.time()
+        started = batch.working_since or time.time()
         watch(database, batch.id, started, display, live_tps=live_tps, on_poll=look)
     finally:
         display.close()

@@ -13,6 +13,8 @@ from storage.states import BatchStatus
 #: priorities of a batch; lower is served first
 PRIORITIES = range(10)
 DEFAULT_PRIORITY = 5
+#: the columns one of which says when a batch ended
+END_TIMES = ("completed_at", "failed_at", "expired_at", "cancelled_at")
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,12 +88,19 @@ class BatchRow:
     expired_at: float | None
     cancelling_at: float | None
     cancelled_at: float | None
+    #: between its ends and the retries that followed
+    idle_s: float
 
     @property
     def ended_at(self) -> float | None:
         """When the batch ended; None while it is open."""
         ends = (self.completed_at, self.failed_at, self.expired_at, self.cancelled_at)
         return next((end for end in ends if end is not None), None)
+
+    @property
+    def working_since(self) -> float | None:
+        """When it would have been published had it never stood ended before a retry; None before publication."""
+        return None if self.in_progress_at is None else self.in_progress_at + self.idle_s
 
     @property
     def is_whole(self) -> bool:

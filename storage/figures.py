@@ -6,7 +6,7 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, RowMapping, func, select
 
-from storage.batch_records import BatchFigures
+from storage.batch_records import END_TIMES, BatchFigures
 from storage.batches import count_jobs
 from storage.database import Database
 from storage.errors import BatchNotFound
@@ -33,7 +33,8 @@ def batch_figures(db: Database, batch_id: str) -> BatchFigures:
 
     Jobs that took over a stored result generated nothing: only their number is told.
     Means and median are over the jobs that have the figure; tokens per round and acceptance are weighted by
-    rounds and drafted tokens. Wall time: both ends by the clock of the database's machine.
+    rounds and drafted tokens. Wall time: by the clock of the database's machine, less the time
+    between an end and the retry that followed.
     """
     with db.read() as connection:
         found = connection.execute(select(batch).where(batch.c.id == batch_id)).mappings().one_or_none()
@@ -82,9 +83,8 @@ def _median(connection: Connection, batch_id: str, column: ColumnElement[Any]) -
 def _wall_s(found: RowMapping, now: float) -> float | None:
     if found["in_progress_at"] is None:
         return None
-    ends = [found[name] for name in ("completed_at", "cancelled_at", "expired_at", "failed_at")]
-    end = next((end for end in ends if end is not None), now)
-    return max(0.0, float(end) - float(found["in_progress_at"]))
+    end = next((found[name] for name in END_TIMES if found[name] is not None), now)
+    return max(0.0, float(end) - float(found["in_progress_at"]) - float(found["idle_s"]))
 
 
 def _ratio(amount: float, per: float | None) -> float | None:

@@ -75,6 +75,10 @@ def _add_rounds_by_draft(connection: Connection) -> None:
     connection.execute(text("ALTER TABLE job ADD COLUMN rounds_by_draft TEXT"))
 
 
+def _add_idle_time(connection: Connection) -> None:
+    connection.execute(text("ALTER TABLE batch ADD COLUMN idle_s DOUBLE PRECISION NOT NULL DEFAULT 0"))
+
+
 #: in order; the first leads from version 1 to version 2. `tables` always describes the newest version; an upgrade is
 #: written in SQL of its own, which stays as it is.
 UPGRADES: tuple[Upgrade, ...] = (
@@ -82,6 +86,7 @@ UPGRADES: tuple[Upgrade, ...] = (
     Upgrade("stops, deadlines and reuse of results", _add_life_cycle),
     Upgrade("several completions of a job, and log probabilities", _add_choices),
     Upgrade("rounds by length of the draft and tokens accepted", _add_rounds_by_draft),
+    Upgrade("time between a batch's end and its retry", _add_idle_time),
 )
 
 WriteTransaction = Callable[[Engine], AbstractContextManager[Connection]]

@@ -105,6 +105,8 @@ batch = Table(
     Column("expired_at", Double),
     Column("cancelling_at", Double),
     Column("cancelled_at", Double),
+    #: seconds between its ends and the retries that followed
+    Column("idle_s", Double, nullable=False, server_default=text("0")),
     Index("batch_by_status", "status", "in_progress_at"),
 )
 

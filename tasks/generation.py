@@ -177,6 +177,10 @@ class FailureType(StrEnum):
     INTERNAL = "internal_error"
 
 
+#: the request is the cause: on heads and tails started as they are the same job fails again
+REQUEST_FAILURES = frozenset({FailureType.CONTEXT_LENGTH, FailureType.INVALID_PROMPT, FailureType.OUTCOME_TOO_LARGE})
+
+
 @dataclass(frozen=True, slots=True)
 class Metrics:
     """Figures of one generation (`docs/glossary.md` defines them). Times in seconds, clock: the head's."""

@@ -77,19 +77,22 @@ class Shardq:
         with self.database() as database:
             mark_running(database, [RunningJob(jobs[name].id, jobs[name].attempt, "h") for name in custom_ids])
 
-    def end_jobs(self, batch: str, **ends: JobState) -> None:
-        """Record an outcome for every open job of a batch, as the bookkeeper does; completed if not said otherwise."""
+    def end_jobs(self, batch: str, *, code: str = "context_length_exceeded", **ends: JobState) -> None:
+        """Record an outcome for every open job of a batch, as the bookkeeper does; completed if not said otherwise.
+
+        `code`: of those that fail.
+        """
         rows = [job for job in self.jobs(batch).values() if job.state not in TERMINAL_STATES]
         with self.database() as database:
-            record_outcomes(database, [outcome(job, ends.get(job.custom_id, JobState.COMPLETED)) for job in rows])
+            record_outcomes(database, [outcome(job, ends.get(job.custom_id, JobState.COMPLETED), code) for job in rows])
 
 
-def outcome(job: JobRow, state: JobState) -> OutcomeRow:
+def outcome(job: JobRow, state: JobState, code: str = "context_length_exceeded") -> OutcomeRow:
     """An end of the job's current attempt, with figures."""
     text: dict[str, Any] = {"text": "Größe,\nzwei", "token_ids": (1, 2, 3)}
     ends: dict[JobState, dict[str, Any]] = {
         JobState.COMPLETED: {**text, "finish_reason": "stop"},
-        JobState.FAILED: {"error_type": "context_length_exceeded", "error_message": "too long"},
+        JobState.FAILED: {"error_type": code, "error_message": "too long"},
         JobState.CANCELLED: text,
         JobState.EXPIRED: text,
     }

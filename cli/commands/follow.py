@@ -20,6 +20,7 @@ from storage.job_records import JobRow
 from storage.jobs import get_job
 from storage.states import TERMINAL_STATES, JobState
 from tasks.connection import connect
+from tasks.generation import REQUEST_FAILURES
 from tasks.json_text import json_text
 from tasks.settings import TaskSettings
 
@@ -73,6 +74,8 @@ def _job(database: Database, reference: str) -> JobRow:
 def _again(database: Database, row: JobRow) -> str:
     if not get_batch(database, row.batch_id).is_whole:
         return f"`shardq delete {row.batch_id}`, then submit its file again"
+    if row.error_type in REQUEST_FAILURES:
+        return "correct its line, then submit it again"
     # without a choice a retry leaves out what was cancelled
     choice = " --cancelled" if row.state == JobState.CANCELLED else ""
     return f"`shardq retry {row.batch_id}{choice}` runs it again"

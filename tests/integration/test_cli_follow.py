@@ -137,7 +137,7 @@ def test_a_job_that_has_ended_prints_its_stored_text(run: Shardq) -> None:
     assert (lines[0]["text"], lines[0]["position"], lines[1]["status"]) == (TEXT, 0, "completed")
     failed = run("follow", f"{batch}-2")
     assert (failed.exit_code, failed.stdout) == (ExitCode.JOBS_FAILED, "")
-    assert f"too long (`shardq retry {batch}`" in failed.stderr
+    assert "too long (correct its line, then submit it again)" in failed.stderr
     assert "--choice is at most 0" in error_of(run("follow", f"{batch}-1", "--choice", "1"))
 
 

@@ -13,6 +13,7 @@ import redis
 from cli.errors import ExitCode
 from storage.states import JobState
 from tasks import keys
+from tasks.generation import REQUEST_FAILURES
 from tasks.heads import register_profile
 from tasks.queues import num_waiting
 from tests.cli_runner import PROFILE, PROMPTS, Shardq, error_of, numbered
@@ -201,7 +202,7 @@ def test_finished_results_and_partial_texts_of_a_cancelled_batch_are_kept(
 def test_failed_jobs_run_again_and_the_others_keep_their_results(run: Shardq, client: redis.Redis) -> None:
     batch = run.submit()
     client.delete(*keys.ready("tiny"))
-    run.end_jobs(batch, a=JobState.FAILED)
+    run.end_jobs(batch, a=JobState.FAILED, code="too_many_tries")
     result = run("retry", batch)
     assert result.exit_code == ExitCode.OK, result.stderr
     assert result.stdout == f"{batch}\n"
@@ -233,7 +234,7 @@ def test_cancelled_jobs_run_again_only_if_asked_for(run: Shardq) -> None:
 
 def test_retrying_twice_runs_nothing_twice(run: Shardq) -> None:
     batch = run.submit()
-    run.end_jobs(batch, a=JobState.FAILED)
+    run.end_jobs(batch, a=JobState.FAILED, code="too_many_tries")
     run("retry", batch)
     result = run("retry", batch)
     assert result.exit_code == ExitCode.ERROR
@@ -252,9 +253,44 @@ def test_an_expired_batch_runs_again_with_another_end_or_none(run: Shardq) -> No
     assert before + 7199 <= shown["expires_at"] <= time.time() + 7200
 
 
+@pytest.mark.parametrize("code", sorted(REQUEST_FAILURES))
+def test_what_cannot_succeed_is_left_out_until_it_is_named(run: Shardq, code: str) -> None:
+    batch = run.submit()
+    run.end_jobs(batch, a=JobState.FAILED, code=code)
+    left_out = run("retry", batch)
+    assert (left_out.exit_code, left_out.stdout) == (ExitCode.OK, "")
+    assert f"left out, since they would fail again as they are: 1 job with {code} (--code {code} " in left_out.stderr
+    assert run("retry", batch, "--failed").stdout == ""
+    assert json.loads(run("retry", batch, "--code", code, "--json").stdout)["retried"] == 1
+    run.end_jobs(batch, a=JobState.FAILED, code=code)
+    assert json.loads(run("retry", batch, "--job", "a", "--json").stdout)["retried"] == 1
+
+
+def test_codes_choose_among_failed_expired_and_cancelled_jobs(run: Shardq) -> None:
+    batch = run.submit()
+    run.end_jobs(batch, a=JobState.FAILED, code="out_of_memory")
+    nothing = run("retry", batch, "--code", "too_many_tries")
+    assert (nothing.exit_code, nothing.stdout) == (ExitCode.OK, "")
+    assert f"no job of {batch} is failed or cancelled or expired with too_many_tries" in nothing.stderr
+    retried = run("retry", batch, "--code", "too_many_tries", "--code", "out_of_memory", "--json")
+    assert json.loads(retried.stdout)["retried"] == 1
+
+
+def test_a_job_is_named_by_custom_id_or_by_its_id(run: Shardq) -> None:
+    batch = run.submit()
+    run.end_jobs(batch, a=JobState.FAILED, b=JobState.FAILED)
+    assert json.loads(run("retry", batch, "--job", f"{batch}-2", "--job", "a", "--json").stdout)["retried"] == 2
+    other = run.submit()
+    run.end_jobs(batch)
+    unknown = "is no job of " + batch
+    assert unknown in error_of(run("retry", batch, "--job", f"{other}-1"))
+    assert "no batch or job 'c'" in error_of(run("retry", batch, "--job", "c"))
+    assert "is completed: only a job that failed" in error_of(run("retry", batch, "--job", "a"))
+
+
 def test_a_retry_waits_for_the_queue_server_in_the_database(run: Shardq) -> None:
     batch = run.submit()
-    run.end_jobs(batch, a=JobState.FAILED)
+    run.end_jobs(batch, a=JobState.FAILED, code="too_many_tries")
     result = run("retry", batch, SHARDQ_BROKER_URL="redis://127.0.0.1:1/0")
     assert result.exit_code == ExitCode.OK
     assert "the bookkeeper will queue the jobs" in result.stderr

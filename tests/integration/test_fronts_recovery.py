@@ -19,7 +19,7 @@ import pytest
 from storage.batches import get_batch
 from storage.job_records import JobRow
 from storage.jobs import iterate_results
-from storage.retries import retry_batch
+from storage.retries import RetryChoice, retry_batch
 from storage.states import BatchStatus, JobState
 from storage.stops import cancel_batch
 from tasks import keys, stops
@@ -182,7 +182,7 @@ def test_a_retried_failure_really_runs_again(office: Office) -> None:
     with full_head(office, "h1") as it:
         wait_until(lambda: ended(office, batch)[JobState.FAILED] == 1)
         assert it.engine.delivered == []
-        assert retry_batch(office.database, batch, {JobState.FAILED}) == 1
+        assert retry_batch(office.database, batch, RetryChoice.of(JobState.FAILED)) == 1
         wait_until(lambda: ended(office, batch)[JobState.COMPLETED] == 1)
         assert it.engine.delivered == [task_id.replace(".1", ".2")]
     (row,) = rows(office, batch)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from storage.retries import retry_batch
+from storage.retries import RetryChoice, retry_batch
 from storage.states import JobState
 from tasks import keys, results, stops
 from tasks.generation import FailureType, GenerationTask, Outcome, StopReason
@@ -74,7 +74,7 @@ def test_a_task_of_a_newer_host_fails_once_and_runs_when_it_is_retried(
         assert "unknown field 'newer'" in (failed.error_message or "")
         assert "different versions" in (failed.error_message or "")
         assert not office.client.keys("shardq:tries:*")
-        retry_batch(office.database, batch, {JobState.FAILED})
+        retry_batch(office.database, batch, RetryChoice.of(JobState.FAILED))
         with full_head(office, "h1"):
             wait_until(lambda: ended(office, batch) == {JobState.COMPLETED: 2})
 

@@ -16,7 +16,7 @@ from storage.figures import batch_figures
 from storage.job_records import ChoiceRow, NewJob, OutcomeRow
 from storage.jobs import claim_waiting, get_job, iterate_results, progress
 from storage.outcomes import record_outcomes
-from storage.retries import retry_batch
+from storage.retries import RetryChoice, retry_batch
 from storage.reuse import reuse_results
 from storage.served_models import upsert_model
 from storage.states import JobState
@@ -99,7 +99,7 @@ def test_a_reused_result_has_all_choices_and_logprobs(db: Database) -> None:
 def test_a_retry_begins_without_choices_and_logprobs(db: Database) -> None:
     batch = submit(db, job_of(SEVERAL))
     record(db, f"{batch}-1", JobState.FAILED)
-    assert retry_batch(db, batch, [JobState.FAILED]) == 1
+    assert retry_batch(db, batch, RetryChoice.of(JobState.FAILED)) == 1
     (row,) = iterate_results(db, batch, logprobs=True)
     assert (row.choices, row.logprobs, row.completion_tokens) == ((), None, None)
 

@@ -21,7 +21,7 @@ from storage.job_records import ClaimedJob, InFlightJob, NewJob, OutcomeRow, Run
 from storage.jobs import claim_waiting, mark_running, queued_or_running, reclaim, unclaim
 from storage.outcomes import record_outcomes
 from storage.retention import delete_batch
-from storage.retries import retry_batch
+from storage.retries import RetryChoice, retry_batch
 from storage.reuse import reuse_results
 from storage.served_models import upsert_model
 from storage.states import (
@@ -166,9 +166,8 @@ class LifeCycle(RuleBasedStateMachine):
         for batch in self.one_of(self.batches(), number):
             wanted = [job for job in self.jobs() if job.batch_id == batch.id and job.state in states]
             try:
-                retried = retry_batch(
-                    self.database, batch.id, states, expires_at=None if window is None else self.now + window
-                )
+                expires_at = None if window is None else self.now + window
+                retried = retry_batch(self.database, batch.id, RetryChoice.of(*states), expires_at=expires_at)
             except BatchOpen:
                 assert batch.status not in TERMINAL_STATUSES
             else:

@@ -15,7 +15,7 @@ from storage.database import Database, parse_url
 from storage.job_records import NewJob, OutcomeRow, Stopped
 from storage.jobs import claim_waiting, get_job, iterate_results, progress, queued_or_running
 from storage.outcomes import record_outcomes, unknown_records
-from storage.retries import retry_batch
+from storage.retries import RetryChoice, retry_batch
 from storage.reuse import reuse_results
 from storage.served_models import list_models
 from storage.states import BatchStatus, JobState
@@ -160,7 +160,7 @@ def test_old_jobs_can_be_stopped_and_retried(db: Database) -> None:
     assert settle_stops(db, pending_stops(db)) == 2
     assert get_batch(db, "batch_open").status is BatchStatus.CANCELLED
 
-    assert retry_batch(db, "batch_done", [JobState.FAILED]) == 1
+    assert retry_batch(db, "batch_done", RetryChoice.of(JobState.FAILED)) == 1
     assert get_job(db, "batch_done-2").attempt == 2
 
 
