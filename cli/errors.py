@@ -1,18 +1,20 @@
-"""Errors of the command line; each is one line on stderr and an exit status.
+"""Errors of the command line and of the Python client; each is one line and, of a command, an exit status.
 
-CliError (1)
-├── ConfigInvalid (2)
+ShardqError (1)
 ├── InputRefused (2)
-├── NotConfirmed (2)
 ├── NotFound (1)
-└── StackFailed (1)
+├── Refused (1)
+├── Unavailable (1)
+├── SettingInvalid (1)
+├── ConfigInvalid (2)
+└── CliError (1)
+    ├── NotConfirmed (2)
+    └── StackFailed (1)
 """
 
 from __future__ import annotations
 
 from enum import IntEnum
-
-import click
 
 
 class ExitCode(IntEnum):
@@ -34,32 +36,52 @@ class ExitCode(IntEnum):
     READER_LEFT = 141
 
 
-class CliError(click.ClickException):
-    """A command could not do its work."""
+class ShardqError(Exception):
+    """What was asked could not be done; `message` says why, and what to do about it."""
 
     exit_code = ExitCode.ERROR
 
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.message = message
 
-class ConfigInvalid(CliError):
+
+class InputRefused(ShardqError):
+    """The input has lines that cannot be jobs."""
+
+    exit_code = ExitCode.USAGE
+
+
+class NotFound(ShardqError):
+    """No batch, job or model of that name."""
+
+
+class Refused(ShardqError):
+    """The batch, name or file is not in a state in which this can be done."""
+
+
+class Unavailable(ShardqError):
+    """The queue server or the database cannot be used right now."""
+
+
+class SettingInvalid(ShardqError):
+    """A variable, or what was given in its place, has a value that cannot be used."""
+
+
+class ConfigInvalid(ShardqError):
     """The configuration file cannot be used."""
 
     exit_code = ExitCode.USAGE
 
 
-class InputRefused(CliError):
-    """The input file has lines that cannot be jobs."""
-
-    exit_code = ExitCode.USAGE
+class CliError(ShardqError):
+    """A command could not do its work."""
 
 
 class NotConfirmed(CliError):
     """Something that cannot be undone needs a yes, and nobody was there to give it."""
 
     exit_code = ExitCode.USAGE
-
-
-class NotFound(CliError):
-    """No batch or model of that name."""
 
 
 class StackFailed(CliError):

@@ -18,7 +18,7 @@ import click
 from cli.broken_pipe import drop_the_rest, reader_may_leave
 from cli.control_characters import visible, visible_lines
 from cli.destination import let_streams_take_any_text
-from cli.errors import CliError, ExitCode
+from cli.errors import ExitCode, ShardqError
 from cli.manner import Manner
 from cli.next_steps import with_next_step
 
@@ -158,6 +158,10 @@ def _exit_code(run: Callable[[], Any]) -> int:
         result = run()
     except click.Abort:
         return ExitCode.INTERRUPTED
+    except ShardqError as error:
+        # Lists of bad lines are the one message that takes several lines.
+        click.echo(f"Error: {visible_lines(error.message)}", err=True)
+        return error.exit_code
     except click.ClickException as error:
         click.echo(f"Error: {visible_lines(_one_line(error))}", err=True)
         return error.exit_code
@@ -180,8 +184,7 @@ def _one_line(error: click.ClickException) -> str:
     message = " ".join(error.format_message().split())
     if isinstance(error, click.UsageError) and error.ctx is not None:
         return f"{message} (see `{error.ctx.command_path} --help`)"
-    # Lists of bad lines are the one message that takes several lines.
-    return error.format_message() if isinstance(error, CliError) else message
+    return message
 
 
 def _describe(error: Exception) -> str:

@@ -45,10 +45,13 @@ class System:
         }
 
 
-def look_around() -> System:
-    """Ask the queue server. Never raises for an unreachable one: that is one of the answers."""
+def look_around(settings: TaskSettings | None = None) -> System:
+    """Ask the queue server, that of this process' variables without `settings`.
+
+    Never raises for an unreachable one: that is one of the answers.
+    """
     try:
-        client = connect(TaskSettings())
+        client = connect(settings or TaskSettings())
         with translated():
             models = registered_models(client)
             return System(

@@ -11,14 +11,14 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, TextIO
 
+from cli.client.batch import Batch
 from cli.destination import STDOUT, check_writable, destination, replaced
 from cli.errors import CliError
 from cli.output import counted, figure, first_words, percent, print_table, state
 from storage.columns import JOB_COLUMNS, Kind
-from storage.database import Database
+from storage.filters import JobFilter
 from storage.job_records import JobRow
-from storage.jobs import iterate_results
-from storage.states import TERMINAL_STATES, JobState
+from storage.states import JobState
 from tasks.json_text import json_text
 from tasks.openai_results import error_of, result_line
 
@@ -187,7 +187,7 @@ def check_place(path: Path) -> None:
     check_writable(path)
 
 
-def write_results(database: Database, batch_id: str, path: Path) -> None:
+def write_results(batch: Batch, path: Path) -> None:
     """All results of a batch into a file, in the format that its name asks for. Raises CliError."""
     form = format_of(path)
-    Format(form).write(iterate_results(database, batch_id, states=TERMINAL_STATES, logprobs=form == "jsonl"), path)
+    Format(form).write(batch.jobs(JobFilter(), logprobs=form == "jsonl"), path)

@@ -2,36 +2,19 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import asdict
 
 import click
 
 from cli.batches import batch_json
-from cli.database import opened
-from cli.errors import CliError, ExitCode
-from cli.follow import StallWatch, follow
+from cli.client.batch import Batch
+from cli.client.client import Client
+from cli.errors import ExitCode
 from cli.options import broker_option, database_option, insecure_option, json_option
-from cli.output import counted, note, print_json, warn
-from cli.references import batch_or_job
-from storage.batch_records import BatchRow, Counts
-from storage.batches import get_batch
-from storage.database import Database
-from storage.errors import BatchEnded
+from cli.output import counted, note, print_json
+from cli.terminal import opened_client
 from storage.job_records import JobRow, Stopped
-from storage.jobs import get_job
-from storage.states import TERMINAL_STATES, BatchStatus, JobState
-from storage.stops import cancel_batch, cancel_job
-from tasks.connection import connect, translated
-from tasks.errors import TaskError
-from tasks.settings import BookkeeperSettings
-from tasks.stopper import Stopper, stop_once
-
-#: seconds between two looks at a job, and between two passes of the stopper, while waiting for an end
-POLL_S = 0.2
-PASS_S = 1.0
+from storage.states import TERMINAL_STATES
 
 
 @click.command("cancel")
@@ -53,71 +36,25 @@ def cancel_command(ctx: click.Context, batch_or_job: str, wait: bool, as_json: b
     shardq cancel nightly-17 --wait
     shardq retry nightly --cancelled           takes up what was cancelled
     """
-    with opened() as database:
-        ctx.exit(_cancel(database, batch_or_job, wait, as_json))
+    with opened_client() as client:
+        ctx.exit(_cancel(client, batch_or_job, wait, as_json))
 
 
-def _cancel(database: Database, reference: str, wait: bool, as_json: bool) -> ExitCode:
-    target = batch_or_job(database, reference)
-    stopped = _stop(database, target)
-    if stopped is None:
-        note(f"{target.id} was cancelled before")
-    else:
-        _tell_engines(database)
-        stopped = _by_now(database, target, stopped)
-        note(_summary(target, stopped))
+def _cancel(client: Client, reference: str, wait: bool, as_json: bool) -> ExitCode:
+    target = client.find(reference)
+    stopped = client.cancel(target)
+    note(f"{target.id} was cancelled before" if stopped is None else _summary(target, stopped))
     if wait:
         try:
-            _wait(database, target)
+            client.wait_for_stop(target)
         except KeyboardInterrupt:
             note(f"it goes on stopping without you: `shardq status {_batch_id(target)}`")
             return ExitCode.INTERRUPTED
-    _print(database, target, stopped or Stopped(0, 0), as_json)
+    _print(client, target, stopped or Stopped(0, 0), as_json)
     return ExitCode.OK
 
 
-def _stop(database: Database, target: BatchRow | JobRow) -> Stopped | None:
-    """Decide in the database; None if the target was cancelled before. Raises CliError if it has ended otherwise."""
-    if isinstance(target, JobRow):
-        return _stop_job(database, target)
-    try:
-        return cancel_batch(database, target.id)
-    except BatchEnded as error:
-        row = get_batch(database, target.id)
-        if row.status == BatchStatus.CANCELLED:
-            return None
-        raise CliError(f"{row.id} is {row.status}: there is nothing to cancel") from error
-
-
-def _stop_job(database: Database, job: JobRow) -> Stopped | None:
-    if job.state == JobState.CANCELLED:
-        return None
-    if job.state in TERMINAL_STATES:
-        raise CliError(f"{job.id} is {job.state}: there is nothing to cancel")
-    try:
-        return cancel_job(database, job.id)
-    except BatchEnded:
-        return _stop_job(database, get_job(database, job.id))  # it ended in between
-
-
-def _tell_engines(database: Database) -> None:
-    """One pass of the stopper: engines hear of it, and what still stands in the queue ends."""
-    try:
-        stop_once(database, BookkeeperSettings())
-    except TaskError as error:
-        warn(f"{error}; it stands in the database, and engines will hear of it from the bookkeeper")
-
-
-def _by_now(database: Database, target: BatchRow | JobRow, stopped: Stopped) -> Stopped:
-    """What has ended and what is still stopping after that pass."""
-    if isinstance(target, JobRow):
-        still = int(get_job(database, target.id).state not in TERMINAL_STATES)
-    else:
-        still = get_batch(database, target.id).counts.num_open
-    return Stopped(stopped.ended + max(0, stopped.stopping - still), still)
-
-
-def _summary(target: BatchRow | JobRow, stopped: Stopped) -> str:
+def _summary(target: Batch | JobRow, stopped: Stopped) -> str:
     at_once = f"{counted(stopped.ended, 'job')} cancelled at once"
     if not stopped.stopping:
         return at_once
@@ -127,55 +64,18 @@ def _summary(target: BatchRow | JobRow, stopped: Stopped) -> str:
     return f"{at_once}, {stopped.stopping} still stopping; {hint}"
 
 
-def _batch_id(target: BatchRow | JobRow) -> str:
+def _batch_id(target: Batch | JobRow) -> str:
     return target.batch_id if isinstance(target, JobRow) else target.id
 
 
-def _wait(database: Database, target: BatchRow | JobRow) -> None:
-    """Wait for the end. Passes of the stopper meanwhile, so that it comes without a bookkeeper, too."""
-    client = connect(BookkeeperSettings())
-    try:
-        passes = _Passes(Stopper(database, client))
-        if isinstance(target, JobRow):
-            _wait_for_job(database, target.id, passes)
-        else:
-            follow(database, get_batch(database, target.id), passes)
-    finally:
-        client.close()
-
-
-class _Passes:
-    """The stopper's passes while one waits: at most one a second."""
-
-    def __init__(self, stopper: Stopper, clock: Callable[[], float] = time.monotonic) -> None:
-        self._stopper = stopper
-        self._clock = clock
-        self._due = clock()
-
-    def __call__(self) -> None:
-        if self._clock() >= self._due:
-            self._due = self._clock() + PASS_S
-            # Told when the cancel was decided; should it last, the stall watch tells again.
-            with suppress(TaskError), translated():
-                self._stopper.turn()
-
-
-def _wait_for_job(database: Database, job_id: str, passes: _Passes) -> None:
-    stall = StallWatch(note)
-    while (job := get_job(database, job_id)).state not in TERMINAL_STATES:
-        passes()
-        stall(Counts(**{job.state: 1}))
-        time.sleep(POLL_S)
-
-
-def _print(database: Database, target: BatchRow | JobRow, stopped: Stopped, as_json: bool) -> None:
+def _print(client: Client, target: Batch | JobRow, stopped: Stopped, as_json: bool) -> None:
     if isinstance(target, JobRow):
-        job = get_job(database, target.id)
+        job = client.job(target.id)
         value = {"object": "job", "id": job.id, "batch_id": job.batch_id, "custom_id": job.custom_id}
         shown = {**value, "status": job.state, "stopped": asdict(stopped)}
         text = f"{job.id} {job.state if job.state in TERMINAL_STATES else 'cancelling'}"
     else:
-        row = get_batch(database, target.id)
+        row = target.refresh().row
         shown = {**batch_json(row), "stopped": asdict(stopped)}
         text = f"{row.id} {row.status}"
     if as_json:

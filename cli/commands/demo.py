@@ -14,23 +14,21 @@ from typing import IO, Self
 import click
 
 from cli.batches import batch_json, print_batch
-from cli.database import exit_code, opened
-from cli.errors import CliError
-from cli.follow import follow
-from cli.input_file import check_input, open_input
+from cli.client.batch import Batch
+from cli.client.client import Client
+from cli.client.input_file import check_input, open_input
+from cli.client.transport import Order
+from cli.database import exit_code
+from cli.errors import CliError, ShardqError
 from cli.options import json_option
 from cli.output import note, print_json
 from cli.packaged_model import NAME, find
 from cli.result_files import result_json, write_table
 from cli.settings import CliSettings
 from cli.stack import Stack, StackOptions
-from cli.submission import Order, feed, served_models, write_batch
+from cli.terminal import Terminal, opened_client
 from cli.ticker import Ticker
-from storage.batch_records import BatchRow
-from storage.batches import get_batch
-from storage.database import Database
-from storage.figures import batch_figures
-from storage.jobs import iterate_results
+from storage.filters import JobFilter
 from tasks.openai_batch import Defaults
 
 #: the 16 prompts, part of the package
@@ -87,9 +85,9 @@ def demo_command(ctx: click.Context, model: str | None, draft_length: int, as_js
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with LogFiles(data_dir / "logs") as sink:
         stack = Stack(data_dir, arguments, sink)
-        with _pointing_at_logs(data_dir / "logs"), stack, opened_at(stack) as database:
-            batch = run_prompts(stack, database)
-            _show(database, batch, as_json)
+        with _pointing_at_logs(data_dir / "logs"), stack, client_of(stack) as client:
+            batch = run_prompts(stack, client)
+            _show(batch, as_json)
             note("stopping everything")
     note(f"the results stay until the next demo: `shardq --data-dir {data_dir} results {batch.id}`")
     ctx.exit(exit_code(batch.counts))
@@ -112,14 +110,14 @@ def model_arguments(model: str | None, draft_length: int) -> StackOptions:
 
 
 @contextmanager
-def opened_at(stack: Stack) -> Iterator[Database]:
-    """The stack's database; this process then talks to the stack and to nothing else."""
+def client_of(stack: Stack) -> Iterator[Client]:
+    """A client of the stack; this process then talks to the stack and to nothing else."""
     os.environ.update(stack.addresses.environment())
-    with opened() as database:
-        yield database
+    with opened_client() as client:
+        yield client
 
 
-def run_prompts(stack: Stack, database: Database) -> BatchRow:
+def run_prompts(stack: Stack, client: Client) -> Batch:
     """Start the workers, submit the prompts and watch them; the batch once it has ended."""
     with Ticker("preparing the model (only the first time)") as ticker:
         stack.prepare_model(ticker.tick)
@@ -129,29 +127,29 @@ def run_prompts(stack: Stack, database: Database) -> BatchRow:
         head = stack.wait_ready(ticker.tick)
     note(f"{head.model} is ready: {head.slots} slots")
     order = Order(name=None, defaults=Defaults.of(model=head.model), skip_invalid=False)
-    with open_input(str(PROMPTS)) as stream:
-        check = check_input(stream, order.defaults, max_errors=1)
-        batch = write_batch(database, stream, order, served_models(database), check.endpoint).batch
+    voice = Terminal()
+    with open_input(str(PROMPTS), voice) as stream:
+        check = check_input(stream, order.defaults, voice)
+        batch = client.place(stream, check, order)
     note(f"submitted {check.num_jobs} prompts as {batch.id}")
-    follow(database, feed(database, batch), stack.check)
-    return get_batch(database, batch.id)
+    return batch.wait(on_poll=stack.check)
 
 
-def _show(database: Database, batch: BatchRow, as_json: bool) -> None:
-    figures = batch_figures(database, batch.id)
-    jobs = iterate_results(database, batch.id)
+def _show(batch: Batch, as_json: bool) -> None:
+    figures = batch.figures()
+    jobs = batch.jobs(JobFilter())
     if as_json:
         results = [result_json(job) for job in jobs]
-        print_json({**batch_json(batch, figures), "results": results})
+        print_json({**batch_json(batch.row, figures), "results": results})
         return
     write_table(jobs, sys.stdout)
     click.echo()
-    print_batch(batch, figures)
+    print_batch(batch.row, figures)
 
 
 @contextmanager
 def _pointing_at_logs(folder: Path) -> Iterator[None]:
     try:
         yield
-    except CliError as error:
-        raise CliError(f"{error.format_message()} (logs: {folder})") from error
+    except ShardqError as error:
+        raise CliError(f"{error} (logs: {folder})") from error

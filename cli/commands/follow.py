@@ -6,13 +6,13 @@ from contextlib import closing
 
 import click
 
+from cli.client.references import batch_or_job
 from cli.database import opened
 from cli.destination import stdout_for_programs
 from cli.errors import CliError, ExitCode
 from cli.live_text import LiveText, stored_text
 from cli.options import broker_option, database_option, insecure_option, json_option
 from cli.output import note
-from cli.references import batch_or_job
 from storage.batch_records import BatchRow
 from storage.batches import get_batch
 from storage.database import Database

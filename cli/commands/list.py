@@ -5,10 +5,9 @@ from __future__ import annotations
 import click
 
 from cli.batches import batch_json, print_batches
-from cli.database import opened
 from cli.options import database_option, json_option
 from cli.output import note, print_json
-from storage.batches import list_batches
+from cli.terminal import opened_client
 from storage.states import BatchStatus
 
 
@@ -31,8 +30,9 @@ def list_command(limit: int, states: tuple[str, ...], as_json: bool) -> None:
     shardq list
     shardq list --state in_progress --json
     """
-    with opened() as database:
-        rows = list_batches(database, limit=limit, statuses=[BatchStatus(name) for name in states])
+    with opened_client() as client:
+        found = client.batches(limit=limit, statuses=[BatchStatus(name) for name in states])
+        rows = [batch.row for batch in found]
     if as_json:
         print_json([batch_json(row) for row in rows])
     elif rows:

@@ -9,22 +9,19 @@ from pathlib import Path
 
 import click
 
-from cli.database import exit_code, opened
+from cli.client.batch import NOT_DONE
+from cli.database import exit_code
 from cli.destination import STDOUT, refuse_same_file
 from cli.errors import ExitCode
 from cli.filters import filter_options, read_columns
 from cli.options import database_option
 from cli.output import warn
 from cli.result_files import FORMATS, Format, format_of
+from cli.terminal import opened_client
 from storage.batch_records import Counts
-from storage.batches import get_batch
 from storage.filters import Condition, JobFilter
 from storage.job_records import JobRow
-from storage.queries import find_jobs
 from storage.states import TERMINAL_STATES, JobState
-
-#: states whose lines go into the error file
-_NOT_DONE = TERMINAL_STATES - {JobState.COMPLETED}
 
 
 @click.command("results")
@@ -89,21 +86,20 @@ def results_command(
     shardq results nightly --output figures.parquet
     shardq results --since 7d --where finish_reason=length --columns id,text
     """
-    wanted = JobFilter(_NOT_DONE if failed else TERMINAL_STATES, model, since, conditions)
+    wanted = JobFilter(NOT_DONE if failed else TERMINAL_STATES, model, since, conditions)
     is_filtered = wanted != JobFilter()
     if batch is None and not is_filtered:
         raise click.UsageError("Say which BATCH, or give a filter: --failed, --model, --since or --where.")
     refuse_same_file({"--output": output, "--errors": errors})
     chosen = Format("jsonl" if as_json else form or _default_format(output), columns)
-    with opened() as database:
-        row = get_batch(database, batch) if batch is not None else None
-        batch_id = row.id if row else None
-        jobs = find_jobs(database, wanted, batch_id=batch_id, logprobs=chosen.name == "jsonl" and not columns)
+    with opened_client() as client:
+        one = client.batch(batch) if batch is not None else None
+        source = one or client
+        jobs = source.jobs(wanted, logprobs=chosen.name == "jsonl" and not columns)
         chosen.write(_without_errors(jobs, errors, chosen.name), output)
         if errors is not None:
-            not_done = replace(wanted, states=_NOT_DONE)
-            Format("jsonl").write(find_jobs(database, not_done, batch_id=batch_id), errors, "--errors")
-    ctx.exit(_say_what_is_open(row.counts, is_filtered) if row else ExitCode.OK)
+            Format("jsonl").write(source.jobs(replace(wanted, states=NOT_DONE)), errors, "--errors")
+    ctx.exit(_say_what_is_open(one.counts, is_filtered) if one else ExitCode.OK)
 
 
 def _say_what_is_open(counts: Counts, is_filtered: bool) -> ExitCode:

@@ -2,32 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-
 import click
 
 from cli.batches import batch_json
-from cli.database import opened
+from cli.client.batch import Batch
+from cli.client.transport import Retried, RetryOrder
 from cli.durations import time_ahead
-from cli.errors import CliError
 from cli.follow import follow_to_end
 from cli.options import broker_option, database_option, insecure_option, json_option
 from cli.output import counted, note, print_json, warn
-from cli.reasons import look_around, why_nothing_moves
-from cli.references import batch_or_job
-from cli.submission import feed
+from cli.terminal import opened_client
 from storage.batch_records import BatchRow
-from storage.batches import get_batch
-from storage.database import Database
-from storage.errors import BatchIncomplete, BatchOpen
-from storage.job_records import JobRow
-from storage.jobs import get_job
-from storage.retries import RetryChoice, count_failures, find_jobs, retry_batch
-from storage.states import RETRYABLE_STATES, TERMINAL_STATES, JobState
-from tasks.generation import REQUEST_FAILURES
-
-#: what is run again if nothing is named: a cancelled job was not wanted
-USUAL = (JobState.FAILED, JobState.EXPIRED)
+from storage.states import JobState
 
 
 @click.command("retry")
@@ -83,68 +69,33 @@ def retry_command(
     shardq retry nightly --cancelled --expires-in 2h --wait
     """
     states = frozenset(state for state in JobState if chosen.get(state.value))
-    with opened() as database:
-        row = get_batch(database, batch)
-        choice = _choice(states, frozenset(codes), _job_ids(database, row, jobs))
-        number = _retry(database, row, choice, expires_in_s)
-        if not number:
-            note(_nothing(get_batch(database, row.id), choice))
-        if left_out := count_failures(database, row.id, choice.but_codes):
-            note(_left_out(left_out))
-        row = feed(database, row) if number else get_batch(database, row.id)
+    with opened_client() as client:
+        found = client.batch(batch)
+        order = RetryOrder(states, frozenset(codes), jobs, expires_in_s)
+        retried = found.run_again(order)
+        if not retried.number:
+            note(_nothing(found.row, retried, order.codes))
+        if retried.left_out:
+            note(_left_out(retried.left_out))
         if wait:
-            ctx.exit(follow_to_end(database, row, as_json=as_json))
+            ctx.exit(follow_to_end(found, as_json=as_json))
         if as_json:
-            print_json({**batch_json(row), "retried": number})
-        elif number:
-            _print_retried(row, number)
+            print_json({**batch_json(found.row), "retried": retried.number})
+        elif retried.number:
+            _print_retried(found, retried.number)
 
 
-def _choice(states: frozenset[JobState], codes: frozenset[str], job_ids: frozenset[str]) -> RetryChoice:
-    """Whoever names a code or a job means it, whatever its state."""
-    named = bool(codes or job_ids)
-    usual = RETRYABLE_STATES if named else frozenset(USUAL)
-    return RetryChoice(states or usual, codes, frozenset() if named else frozenset(REQUEST_FAILURES), job_ids)
-
-
-def _job_ids(database: Database, row: BatchRow, names: Collection[str]) -> frozenset[str]:
-    """The ids of the named jobs. Raises CliError for one that is no job of the batch or cannot run again."""
-    by_custom_id = find_jobs(database, row.id, names)
-    return frozenset(_retryable(database, row, name, by_custom_id.get(name)) for name in names)
-
-
-def _retryable(database: Database, row: BatchRow, name: str, job_id: str | None) -> str:
-    job = get_job(database, job_id) if job_id else batch_or_job(database, name)
-    if not isinstance(job, JobRow) or job.batch_id != row.id:
-        raise CliError(f"--job {name!r} is no job of {row.id}: expected a custom_id of its file, or {row.id}-LINE")
-    if job.state in TERMINAL_STATES - RETRYABLE_STATES:
-        raise CliError(f"--job {name!r} is {job.state}: only a job that failed, expired or was cancelled runs again")
-    return job.id
-
-
-def _retry(database: Database, row: BatchRow, choice: RetryChoice, expires_in_s: float | None) -> int:
-    """The number of jobs that wait again. Raises CliError while the batch is open."""
-    expires_at = None if expires_in_s is None else database.now() + expires_in_s
-    try:
-        return retry_batch(database, row.id, choice, expires_at=expires_at)
-    except BatchOpen as error:
-        ways = f"wait for its end (`shardq status {row.id}`) or cancel it (`shardq cancel {row.id}`)"
-        raise CliError(f"{error}: {ways}") from error
-    except BatchIncomplete as error:
-        raise CliError(f"{error}: `shardq delete {row.id}`, then submit the file again") from error
-
-
-def _nothing(row: BatchRow, choice: RetryChoice) -> str:
+def _nothing(row: BatchRow, retried: Retried, codes: frozenset[str]) -> str:
     """Why nothing is run again, and what else could be."""
     others = [
         (state, number)
-        for state in (*USUAL, JobState.CANCELLED)
-        if state not in choice.states and (number := getattr(row.counts, state))
+        for state in (JobState.FAILED, JobState.EXPIRED, JobState.CANCELLED)
+        if state not in retried.states and (number := getattr(row.counts, state))
     ]
     hints = "".join(f"; {counted(number, 'job')} {state}: --{state}" for state, number in others)
-    states = " or ".join(state for state in JobState if state in choice.states)
-    codes = f" with {' or '.join(sorted(choice.codes))}" if choice.codes else ""
-    return f"nothing to run again: no job of {row.id} is {states}{codes}{hints}"
+    states = " or ".join(state for state in JobState if state in retried.states)
+    named = f" with {' or '.join(sorted(codes))}" if codes else ""
+    return f"nothing to run again: no job of {row.id} is {states}{named}{hints}"
 
 
 def _left_out(counts: dict[str, int]) -> str:
@@ -153,8 +104,8 @@ def _left_out(counts: dict[str, int]) -> str:
     return f"left out, since they would fail again as they are: {codes} ({ways} runs them all the same)"
 
 
-def _print_retried(row: BatchRow, number: int) -> None:
-    click.echo(row.id)
-    note(f"{counted(number, 'job')} run again; `shardq status {row.id}` says how far they are")
-    for reason in why_nothing_moves(look_around(), row.counts):
+def _print_retried(batch: Batch, number: int) -> None:
+    click.echo(batch.id)
+    note(f"{counted(number, 'job')} run again; `shardq status {batch.id}` says how far they are")
+    for reason in batch.obstacles():
         warn(reason)

@@ -9,14 +9,12 @@ from typing import Any
 import click
 
 from cli.control_characters import visible_lines
-from cli.database import opened
 from cli.errors import NotFound
 from cli.options import database_option, json_option
 from cli.output import NOTHING, counted, figure, moment, percent, print_json, print_values, size
-from cli.references import batch_or_job
+from cli.terminal import opened_client
 from cli.where_time_went import TimeSpent, print_time_spent
 from storage.job_records import JobRow
-from storage.queries import request_of
 from storage.states import TERMINAL_STATES, JobState
 from tasks.openai_results import error_of
 
@@ -35,11 +33,11 @@ def show_command(job: str, as_json: bool) -> None:
     shardq show nightly-17
     shardq show batch_req_6ddf-17 --json
     """
-    with opened() as database:
-        row = batch_or_job(database, job)
+    with opened_client() as client:
+        row = client.find(job)
         if not isinstance(row, JobRow):
             raise NotFound(f"{job!r} is a batch: `shardq stats {job}`, or one of its jobs as {job}-LINE")
-        request = json.loads(request_of(database, row.id))
+        request = json.loads(client.request(row.id))
     if as_json:
         print_json(job_json(row, request))
     else:

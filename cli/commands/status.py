@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 
 import click
 
 from cli.batches import batch_json, print_batch, print_batches
-from cli.database import exit_code, opened
+from cli.database import exit_code
 from cli.options import broker_option, database_option, insecure_option, json_option
 from cli.output import duration, figure, print_json, print_table, state, warn
-from cli.reasons import System, look_around, why_nothing_moves
-from storage.batch_records import BatchRow
-from storage.batches import get_batch, list_batches
-from storage.database import Database
-from storage.figures import batch_figures
-from storage.jobs import open_models
-from storage.states import BatchStatus
+from cli.reasons import System
+from cli.terminal import opened_client
 
 #: batches that `status` without an argument shows
 RECENT = 10
@@ -43,35 +37,25 @@ def status_command(ctx: click.Context, batch: str | None, as_json: bool) -> None
     if batch is None:
         _show_system(as_json)
         return
-    with opened() as database:
-        row = get_batch(database, batch)
-        figures = batch_figures(database, row.id)
-        reasons = _reasons(database, row, look_around) if row.counts.num_open else []
+    with opened_client() as client:
+        found = client.batch(batch)
+        figures = found.figures()
+        reasons = found.obstacles()
     if as_json:
-        print_json({**batch_json(row, figures), "obstacles": reasons})
+        print_json({**batch_json(found.row, figures), "obstacles": reasons})
     else:
-        print_batch(row, figures)
+        print_batch(found.row, figures)
         for reason in reasons:
             warn(reason)
-    ctx.exit(exit_code(row.counts))
-
-
-def _reasons(database: Database, row: BatchRow, system: Callable[[], System]) -> list[str]:
-    """Why an open batch does not move."""
-    if row.status == BatchStatus.VALIDATING:
-        return []
-    stopping = row.status == BatchStatus.CANCELLING
-    models = open_models(database, row.id)
-    return list(why_nothing_moves(system(), row.counts, stopping=stopping, models=models))
+    ctx.exit(exit_code(found.counts))
 
 
 def _show_system(as_json: bool) -> None:
-    with opened() as database:
-        rows = list_batches(database, limit=RECENT)
-        system = look_around()
-        open_rows = [row for row in rows if row.counts.num_open]
-        found = [reason for row in open_rows for reason in _reasons(database, row, lambda: system)]
-    reasons = list(dict.fromkeys(found))
+    with opened_client() as client:
+        batches = client.batches(limit=RECENT)
+        system = client.system()
+        reasons = list(dict.fromkeys(reason for batch in batches for reason in batch.obstacles(system)))
+    rows = [batch.row for batch in batches]
     if as_json:
         print_json({"batches": [batch_json(row) for row in rows], **system.to_json(), "obstacles": reasons})
         return

@@ -2,39 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import click
 
 from cli.batches import batch_json
-from cli.database import opened
+from cli.client.batch import Batch
+from cli.client.input_file import Check, check_input, open_input
+from cli.client.submission import refuse_invalid
+from cli.client.transport import Order
 from cli.destination import STDOUT, refuse_same_file
 from cli.durations import time_ahead
-from cli.errors import ExitCode, InputRefused
+from cli.error_file import error_file, where_all_are
+from cli.errors import ExitCode
 from cli.follow import follow_to_end
-from cli.input_file import Check, ErrorSink, check_input, error_file, error_report, nowhere, open_input
 from cli.options import broker_option, database_option, insecure_option, json_option
-from cli.output import counted, moment, note, print_json, warn
+from cli.output import counted, note, print_json, warn
 from cli.parameters import defaults_of, parameter_options
-from cli.reasons import look_around, why_nothing_moves
 from cli.result_files import check_place
-from cli.submission import (
-    Models,
-    Order,
-    Written,
-    feed,
-    served_models,
-    shortened,
-    tell_unserved,
-    unserved_lines,
-    write_batch,
-)
-from storage.batch_records import BatchRow
-from storage.jobs import open_models
-from storage.states import TERMINAL_STATUSES
+from cli.terminal import Terminal, opened_client
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,13 +118,16 @@ def submit_command(
         check_place(output)
     defaults = defaults_of(model, parameters)
     order = Order(name, defaults, on_invalid == "skip", priority=priority, expires_in_s=expires_in_s, reuse=reuse)
-    with open_input(file) as stream, error_file(errors) as tell:
-        check = check_input(stream, order.defaults, max_errors, tell)
-        _refuse_invalid(check, order, errors)
+    voice = Terminal()
+    with open_input(file, voice) as stream, error_file(errors) as tell:
+        check = check_input(stream, order.defaults, voice, max_errors=max_errors, tell=tell)
+        refuse_invalid(check, order, voice, where_all_are(errors))
         if check_only:
             _print_check(check, as_json)
             return
-        ctx.exit(_submit(stream, check, order, Afterwards(wait, output, as_json), tell))
+        with opened_client() as client:
+            batch = client.place(stream, check, order, tell)
+            ctx.exit(_after(batch, Afterwards(wait, output, as_json)))
 
 
 def _print_check(check: Check, as_json: bool) -> None:
@@ -147,70 +138,23 @@ def _print_check(check: Check, as_json: bool) -> None:
         click.echo(f"{check.num_jobs} jobs, {check.num_errors} invalid lines")
 
 
-def _refuse_invalid(check: Check, order: Order, errors: Path | None) -> None:
-    report = error_report(check, errors)
-    if check.num_errors and not order.skip_invalid:
-        raise InputRefused(report)
-    if not check.num_jobs:
-        raise InputRefused(report or "the file holds no request")
-    if check.num_errors:
-        warn(f"{check.num_errors} invalid lines are left out:\n{report}")
+def _after(batch: Batch, afterwards: Afterwards) -> ExitCode:
+    if not afterwards.wait:
+        _print_queued(batch, afterwards.as_json)
+        return ExitCode.OK
+    if not afterwards.as_json:
+        click.echo(batch.id, err=afterwards.output == STDOUT)
+    return follow_to_end(batch, output=afterwards.output, as_json=afterwards.as_json)
 
 
-def _refuse_unserved(stream: BinaryIO, check: Check, order: Order, models: Models, tell: ErrorSink) -> None:
-    unserved = unserved_lines(check, models)
-    if not unserved:
-        return
-    if tell is not nowhere:
-        tell_unserved(stream, order, models, tell)
-    if not order.skip_invalid or len(unserved) == len(check.models):
-        raise InputRefused("\n".join(shortened(list(unserved.values()))))
-    for message in shortened(list(unserved.values())):
-        warn(f"left out: {message}")
-
-
-def _submit(stream: BinaryIO, check: Check, order: Order, afterwards: Afterwards, tell: ErrorSink) -> ExitCode:
-    with opened() as database:
-        models = served_models(database)
-        _refuse_unserved(stream, check, order, models, tell)
-        written = write_batch(database, stream, order, models, check.endpoint)
-        for remark in _remarks(written, order):
-            note(remark)
-        batch = feed(database, written.batch)
-        if not afterwards.wait:
-            _print_queued(batch, open_models(database, batch.id), afterwards.as_json)
-            return ExitCode.OK
-        if not afterwards.as_json:
-            click.echo(batch.id, err=afterwards.output == STDOUT)
-        return follow_to_end(database, batch, output=afterwards.output, as_json=afterwards.as_json)
-
-
-def _remarks(written: Written, order: Order) -> Iterator[str]:
-    """What may surprise somebody about the batch."""
-    batch, counts = written.batch, written.batch.counts
-    if written.resumed:
-        yield f"an earlier submission of {batch.name!r} was cut off; this one has taken its place"
-    if written.num_reused:
-        yield f"{written.num_reused:,} of {counted(counts.total, 'job')} had a stored result"
-    if not written.existed:
-        return
-    yield f"submitted before as {batch.id}: {counts.num_ended} of its {counted(counts.total, 'job')} have ended"
-    if order.priority not in (None, batch.priority):
-        yield f"its priority stays {batch.priority}"
-    if order.expires_in_s is not None and batch.status not in TERMINAL_STATUSES:
-        yield f"it expires as it would have: {moment(batch.expires_at) if batch.expires_at else 'never'}"
-    if batch.status in TERMINAL_STATUSES and counts.completed < counts.total:
-        yield f"`shardq retry {batch.id}` runs what failed or expired again"
-
-
-def _print_queued(batch: BatchRow, models: frozenset[str], as_json: bool) -> None:
+def _print_queued(batch: Batch, as_json: bool) -> None:
     if as_json:
-        print_json(batch_json(batch))
+        print_json(batch_json(batch.row))
         return
     click.echo(batch.id)
-    if batch.status in TERMINAL_STATUSES:
+    if batch.ended:
         note(f"{counted(batch.counts.total, 'job')}, all ended; `shardq results {batch.id}` shows what came out")
         return
     note(f"{counted(batch.counts.total, 'job')}; `shardq status {batch.id}` says how far they are")
-    for reason in why_nothing_moves(look_around(), batch.counts, models=models):
+    for reason in batch.obstacles():
         warn(reason)

@@ -199,8 +199,8 @@ def test_a_submission_that_was_cut_off_and_then_cancelled_names_a_way_that_works
     run: Shardq, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr("cli.submission.publish_batch", killed)
-        patch.setattr("cli.submission.discard_batch", lambda *_: None)
+        patch.setattr("cli.client.submission.publish_batch", killed)
+        patch.setattr("cli.client.submission.discard_batch", lambda *_: None)
         assert run("submit", "--name", "big", "-", stdin=PROMPTS).exit_code == 9
     assert f"cut off (submit it again, or `shardq delete {run.status('big')['id']}`)" in run("list").stderr
     run("cancel", "big")
@@ -219,8 +219,8 @@ def test_a_submission_that_was_cut_off_and_then_cancelled_names_a_way_that_works
 
 def test_the_end_of_a_resumed_submission_counts_from_then(run: Shardq, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr("cli.submission.publish_batch", killed)
-        patch.setattr("cli.submission.discard_batch", lambda *_: None)
+        patch.setattr("cli.client.submission.publish_batch", killed)
+        patch.setattr("cli.client.submission.discard_batch", lambda *_: None)
         assert run("submit", "--name", "x", "--expires-in", "1", "-", stdin=PROMPTS).exit_code == 9
     before = time.time()
     batch = run.submit(PROMPTS, "--name", "x", "--expires-in", "1h", "--priority", "1")

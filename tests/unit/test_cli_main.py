@@ -13,12 +13,12 @@ import click
 import pytest
 from rich.cells import cell_len
 
+from cli.client.references import check_name
 from cli.commands.workers import head_command, tail_command, worker_arguments
 from cli.errors import ExitCode, InputRefused
 from cli.main import COMMANDS, shardq
 from cli.options import count_or_auto, given
 from cli.output import print_table, state
-from cli.references import check_name
 from storage.database import Database
 from tests.cli_runner import Shardq, error_of
 from workers.settings import HeadSettings, TailSettings

@@ -6,10 +6,11 @@ import io
 
 import pytest
 
-from cli.follow import STALL_S, StallWatch
+from cli.client.voice import Snapshot
+from cli.client.waiting import STALL_S, Pace, StallWatch
 from cli.output import duration, figure, first_words, percent, size
 from cli.ticker import Ticker
-from cli.watch import Pace, PlainDisplay, Snapshot
+from cli.watch import PlainDisplay, line_of
 from storage.batch_records import Counts, Progress
 from storage.states import BatchStatus
 
@@ -60,9 +61,9 @@ def test_a_finished_batch_has_no_remaining_time() -> None:
 def test_jobs_that_were_stopped_are_told_beside_those_that_failed() -> None:
     counts = Counts(running=2, completed=3, failed=1, cancelled=4, expired=5)
     going = Pace(0.0).snapshot(1.0, Progress(BatchStatus.IN_PROGRESS, counts, 0), None)
-    assert going.line().startswith("13/15 done, 1 failed, 4 cancelled, 5 expired, 2 running,")
+    assert line_of(going).startswith("13/15 done, 1 failed, 4 cancelled, 5 expired, 2 running,")
     stopping = Pace(0.0).snapshot(1.0, Progress(BatchStatus.CANCELLING, counts, 0), None)
-    assert "2 stopping," in stopping.line()
+    assert "2 stopping," in line_of(stopping)
 
 
 def test_plain_lines_come_at_most_every_five_seconds_and_always_at_the_end() -> None:
@@ -83,23 +84,20 @@ def test_plain_lines_are_rare_while_nothing_changes() -> None:
     assert len(lines) == 2
 
 
-def test_a_stall_is_explained_once_per_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stall_is_explained_once_per_pause() -> None:
     now = [0.0]
     said: list[str] = []
-    monkeypatch.setattr("cli.follow.look_around", lambda: None)
-    monkeypatch.setattr("cli.follow.why_nothing_moves", lambda system, counts: ["no head"])
-    watch = StallWatch(said.append, clock=lambda: now[0])
+    watch = StallWatch(said.append, lambda: ["no head"], clock=lambda: now[0])
     for _ in range(int(2.5 * STALL_S)):
         watch(Counts(waiting=1))
         now[0] += 1
     assert said == ["no head", "no head"]
 
 
-def test_running_jobs_are_no_stall(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_running_jobs_are_no_stall() -> None:
     now = [0.0]
     said: list[str] = []
-    monkeypatch.setattr("cli.follow.why_nothing_moves", lambda system, counts: ["no head"])
-    watch = StallWatch(said.append, clock=lambda: now[0])
+    watch = StallWatch(said.append, lambda: ["no head"], clock=lambda: now[0])
     for _ in range(100):
         watch(Counts(running=1))
         now[0] += 1

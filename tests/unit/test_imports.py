@@ -32,6 +32,11 @@ CLI_MAY_IMPORT = {
     "workers.engine.source",
 }
 
+#: what the client's room takes of the rest of `cli`: nothing with a terminal in it
+CLIENT_MAY_IMPORT = {"cli.errors", "cli.next_steps", "cli.output", "cli.reasons", "cli.setting_errors"}
+#: and of the output its words, not its printing
+WORDS = {"counted", "moment"}
+
 HEAVY = ("torch", "transformers", "tokenizers", "safetensors", "accelerate", "gguf")
 
 
@@ -86,6 +91,17 @@ def test_the_command_line_reaches_into_workers_only_to_run_one() -> None:
         assert ours <= CLI_MAY_IMPORT, f"{path.relative_to(ROOT)} imports {sorted(ours - CLI_MAY_IMPORT)}"
 
 
+def test_the_client_knows_no_terminal() -> None:
+    for path in sorted((ROOT / "cli" / "client").rglob("*.py")):
+        names = set(imports_of(path))
+        assert not {name.split(".")[0] for name in names} & {"click", "rich"}, path
+        ours = {name for name in names if name.startswith("cli.") and not name.startswith("cli.client.")}
+        assert ours <= CLIENT_MAY_IMPORT, f"{path.relative_to(ROOT)} imports {sorted(ours - CLIENT_MAY_IMPORT)}"
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and node.module == "cli.output":
+                assert {alias.name for alias in node.names} <= WORDS, path
+
+
 def loaded_after(statement: str) -> set[str]:
     """The top-level modules that a fresh interpreter has loaded after a statement."""
     code = f"{statement}\nimport sys\nprint(*{{name.split('.')[0] for name in sys.modules}})"
@@ -98,6 +114,11 @@ def loaded_after(statement: str) -> set[str]:
 def test_importing_the_command_line_loads_next_to_nothing() -> None:
     loaded = loaded_after("import cli.main")
     assert not loaded & {*HEAVY, "celery", "redis", "sqlalchemy", "rich", "pydantic"}
+
+
+def test_importing_the_client_loads_next_to_nothing() -> None:
+    loaded = loaded_after("from cli.client.client import Client")
+    assert not loaded & {*HEAVY, "celery", "redis", "sqlalchemy", "click", "rich", "pydantic", "pandas"}
 
 
 def test_importing_every_command_loads_no_torch() -> None:

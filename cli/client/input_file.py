@@ -8,16 +8,12 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO, cast
 
-import click
-
-from cli.destination import STDOUT, stdout_for_programs, writing
-from cli.errors import CliError
-from cli.ticker import Ticker
-from tasks.json_text import json_text
+from cli.client.voice import Voice
+from cli.errors import Refused
 from tasks.openai_batch import Defaults, LineError, ParsedJob, read_requests
 
 #: bytes read at a time
@@ -28,27 +24,27 @@ ErrorSink = Callable[[LineError], None]
 
 
 @contextmanager
-def open_input(name: str) -> Iterator[BinaryIO]:
-    """The file `name`, or `-` for stdin, as a stream that can be rewound. Raises CliError."""
+def open_input(name: str, voice: Voice) -> Iterator[BinaryIO]:
+    """The file `name`, or `-` for stdin, as a stream that can be rewound. Raises Refused."""
     if name == "-":
-        with _spooled(sys.stdin.buffer) as stream:
+        with _spooled(sys.stdin.buffer, voice) as stream:
             yield stream
         return
     try:
         stream = Path(name).open("rb")  # noqa: SIM115 - closed below
     except OSError as error:
-        raise CliError(f"cannot read {name}: {error.strerror}") from error
+        raise Refused(f"cannot read {name}: {error.strerror}") from error
     with stream:
         if stream.seekable():
             yield stream
         else:
-            with _spooled(stream) as copy:
+            with _spooled(stream, voice) as copy:
                 yield copy
 
 
 @contextmanager
-def _spooled(stream: BinaryIO) -> Iterator[BinaryIO]:
-    with tempfile.TemporaryFile(prefix="shardq-") as copy, Ticker("reading") as ticker:
+def _spooled(stream: BinaryIO, voice: Voice) -> Iterator[BinaryIO]:
+    with tempfile.TemporaryFile(prefix="shardq-") as copy, voice.ticker("reading") as ticker:
         while chunk := stream.read(_CHUNK_BYTES):
             copy.write(chunk)
             ticker.tick_bytes(copy.tell())
@@ -98,11 +94,11 @@ class Check:
         self.first_lines.setdefault(item.model, item.line)
 
 
-def requests(stream: BinaryIO, defaults: Defaults, what: str) -> Iterator[ParsedJob | LineError]:
-    """Every line of the stream from its beginning, with progress on stderr."""
+def requests(stream: BinaryIO, defaults: Defaults, what: str, voice: Voice) -> Iterator[ParsedJob | LineError]:
+    """Every line of the stream from its beginning, with progress."""
     total = stream.seek(0, 2)
     stream.seek(0)
-    with Ticker(what, total) as ticker:
+    with voice.ticker(what, total) as ticker:
         for item in read_requests(stream, defaults):
             ticker.tick_bytes(stream.tell())
             yield item
@@ -112,42 +108,21 @@ def nowhere(error: LineError) -> None:
     """The sink of those who do not ask for all errors."""
 
 
-def check_input(stream: BinaryIO, defaults: Defaults, max_errors: int, tell: ErrorSink = nowhere) -> Check:
+def check_input(
+    stream: BinaryIO, defaults: Defaults, voice: Voice, *, max_errors: int = 20, tell: ErrorSink = nowhere
+) -> Check:
     """Read every line once; remembers at most `max_errors` errors, and tells of all of them."""
     check = Check()
-    for item in requests(stream, defaults, "checking"):
+    for item in requests(stream, defaults, "checking", voice):
         check.add(item, max_errors)
         if isinstance(item, LineError):
             tell(item)
     return check
 
 
-@contextmanager
-def error_file(path: Path | None) -> Iterator[ErrorSink]:
-    """Write every error told to this file, or `-`, as a JSON object a line; nowhere without a path. Raises CliError."""
-    if path is None:
-        yield nowhere
-        return
-    if path == STDOUT:
-        out = stdout_for_programs()
-        yield lambda error: click.echo(_json_line(error), file=out)
-        return
-    with writing(path, "--errors"), path.open("w", encoding="utf-8") as out:
-
-        def write(error: LineError) -> None:
-            out.write(_json_line(error) + "\n")
-
-        yield write
-
-
-def _json_line(error: LineError) -> str:
-    return json_text(asdict(error))
-
-
-def error_report(check: Check, path: Path | None = None) -> str:
-    """The errors found, one a line, how many more there are, and where all of them are."""
+def error_report(check: Check, where: str) -> str:
+    """The errors found, one a line, how many more there are, and where all of them are or can be had."""
     lines = [str(error) for error in check.errors]
     if hidden := check.num_errors - len(check.errors):
-        where = "on stdout" if path == STDOUT else f"in {path}"
-        lines.append(f"… and {hidden} more: " + (f"all {where}" if path else "--errors FILE writes all of them"))
+        lines.append(f"… and {hidden} more: {where}")
     return "\n".join(lines)

@@ -1,29 +1,26 @@
-"""From a checked file to a batch whose jobs stand in the queue."""
+"""From a checked file to a batch that stands in the database."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from itertools import islice
 from typing import BinaryIO
 
-from cli.errors import CliError, InputRefused
-from cli.input_file import Check, ErrorSink, digest, requests
-from cli.output import warn
-from cli.references import check_name
-from storage.batch_records import DEFAULT_PRIORITY, BatchRow, NewBatch, Submission
-from storage.batches import add_jobs, begin_submission, discard_batch, get_batch, publish_batch
+from cli.client.input_file import Check, ErrorSink, digest, error_report, nowhere, requests
+from cli.client.references import check_name
+from cli.client.transport import Models, Order, Written
+from cli.client.voice import Voice
+from cli.errors import InputRefused, Refused
+from cli.output import counted, moment
+from storage.batch_records import DEFAULT_PRIORITY, NewBatch, Submission
+from storage.batches import add_jobs, begin_submission, discard_batch, publish_batch
 from storage.database import Database
 from storage.errors import NameTaken, StorageError
 from storage.job_records import NewJob
 from storage.reuse import reuse_results
-from tasks.connection import connect, ping, translated
-from tasks.errors import QueueUnreachable
-from tasks.feeder import feed_once
-from tasks.openai_batch import Defaults, LineError, ParsedJob
-from tasks.served import mirror_models, model_names
-from tasks.settings import BookkeeperSettings, TaskSettings
+from storage.states import TERMINAL_STATUSES
+from tasks.openai_batch import LineError, ParsedJob
 
 #: jobs written in one transaction
 CHUNK_JOBS = 1000
@@ -31,60 +28,51 @@ CHUNK_JOBS = 1000
 MAX_NAMES = 10
 
 
-@dataclass(frozen=True, slots=True)
-class Order:
-    """What the user asked for."""
+def refuse_invalid(check: Check, order: Order, voice: Voice, where: str) -> None:
+    """Raises InputRefused for lines that cannot be jobs, unless they are to be left out, and for a file without one.
 
-    name: str | None
-    defaults: Defaults
-    #: leave invalid lines out instead of refusing the file
-    skip_invalid: bool
-    #: 0 is served first, 9 last; None: the usual one
-    priority: int | None = None
-    #: from submission until unfinished jobs expire; None: never
-    expires_in_s: float | None = None
-    #: take stored results of the same jobs
-    reuse: bool = False
+    `where`: how to see all of them if there are many.
+    """
+    report = error_report(check, where)
+    if check.num_errors and not order.skip_invalid:
+        raise InputRefused(report)
+    if not check.num_jobs:
+        raise InputRefused(report or "the file holds no request")
+    if check.num_errors:
+        voice.warn(f"{check.num_errors} invalid lines are left out:\n{report}")
 
 
-@dataclass(frozen=True, slots=True)
-class Written:
-    """A batch that stands in the database, and how it came there."""
-
-    batch: BatchRow
-    #: submitted before under this name
-    existed: bool = False
-    #: in place of a submission that was cut off
-    resumed: bool = False
-    #: jobs that got a stored result
-    num_reused: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Models:
-    """The served names that a batch may use."""
-
-    known: frozenset[str]
-    #: for jobs that name none
-    default: str | None
-
-    def of(self, job: ParsedJob) -> str | None:
-        """The served name of a job, or None if it has none."""
-        name = job.model or self.default
-        return name if name in self.known else None
+def refuse_unserved(
+    stream: BinaryIO, check: Check, order: Order, models: Models, voice: Voice, tell: ErrorSink = nowhere
+) -> None:
+    """Raises InputRefused for lines whose model nobody serves, unless they are to be left out."""
+    unserved = unserved_lines(check, models)
+    if not unserved:
+        return
+    if tell is not nowhere:
+        tell_unserved(stream, order, models, tell, voice)
+    if not order.skip_invalid or len(unserved) == len(check.models):
+        raise InputRefused("\n".join(shortened(list(unserved.values()))))
+    for message in shortened(list(unserved.values())):
+        voice.warn(f"left out: {message}")
 
 
-def served_models(database: Database) -> Models:
-    """Ask the queue server which names are served. Raises QueueUnreachable or QueueRefused."""
-    client = connect(TaskSettings())
-    try:
-        ping(client)
-        with translated():
-            mirror_models(client, database)
-            known = model_names(client, database)
-    finally:
-        client.close()
-    return Models(frozenset(known), known[0] if len(known) == 1 else None)
+def remarks(written: Written, order: Order) -> Iterator[str]:
+    """What may surprise somebody about the batch."""
+    batch, counts = written.batch, written.batch.counts
+    if written.resumed:
+        yield f"an earlier submission of {batch.name!r} was cut off; this one has taken its place"
+    if written.num_reused:
+        yield f"{written.num_reused:,} of {counted(counts.total, 'job')} had a stored result"
+    if not written.existed:
+        return
+    yield f"submitted before as {batch.id}: {counts.num_ended} of its {counted(counts.total, 'job')} have ended"
+    if order.priority not in (None, batch.priority):
+        yield f"its priority stays {batch.priority}"
+    if order.expires_in_s is not None and batch.status not in TERMINAL_STATUSES:
+        yield f"it expires as it would have: {moment(batch.expires_at) if batch.expires_at else 'never'}"
+    if batch.status in TERMINAL_STATUSES and counts.completed < counts.total:
+        yield f"`shardq retry {batch.id}` runs what failed or expired again"
 
 
 def unserved_lines(check: Check, models: Models) -> dict[str | None, str]:
@@ -112,29 +100,29 @@ def shortened(messages: list[str]) -> list[str]:
     return messages if hidden <= 0 else [*messages[:MAX_NAMES], f"… and {hidden} more names"]
 
 
-def tell_unserved(stream: BinaryIO, order: Order, models: Models, tell: ErrorSink) -> None:
+def tell_unserved(stream: BinaryIO, order: Order, models: Models, tell: ErrorSink, voice: Voice) -> None:
     """Tell of every line whose model is not served."""
-    for item in requests(stream, order.defaults, "looking for models"):
+    for item in requests(stream, order.defaults, "looking for models", voice):
         if isinstance(item, ParsedJob) and models.of(item) is None:
             name = item.model or models.default
             tell(LineError(item.line, "model", f"{name!r} is not served" if name else "expected the name of a model"))
 
 
 def write_batch(
-    database: Database, stream: BinaryIO, order: Order, models: Models, endpoint: str | None = None
+    database: Database, stream: BinaryIO, order: Order, models: Models, endpoint: str | None, voice: Voice
 ) -> Written:
     """Read the file a second time and write its jobs, or find the batch that was submitted before.
 
-    Nothing of it can be seen by anybody before all of it is written. Raises CliError if the name is taken.
+    Nothing of it can be seen by anybody before all of it is written. Raises Refused if the name is taken.
     """
     file_hash = digest(stream)
     submission = _begin(database, order, file_hash, endpoint)
     if submission.published:
         return Written(submission.batch, existed=True)
     with _discarded_on_failure(database, submission):
-        num_invalid = _write_jobs(database, submission, stream, order, models)
+        num_invalid = _write_jobs(database, submission, stream, order, models, voice)
         if digest(stream) != file_hash:
-            raise CliError("the file changed while it was read: submit it again")
+            raise Refused("the file changed while it was read: submit it again")
         num_reused = reuse_results(database, submission) if order.reuse else 0
         batch = publish_batch(database, submission, num_invalid_lines=num_invalid)
         return Written(batch, resumed=submission.resumed, num_reused=num_reused)
@@ -158,7 +146,7 @@ def _begin(database: Database, order: Order, file_hash: str, endpoint: str | Non
         ways = f"give another --name, or see `shardq retry {order.name}` and `shardq delete {order.name}`"
         if not error.can_be_retried:
             ways = f"not all of that one's file was written: `shardq delete {order.name}` first, or give another --name"
-        raise CliError(f"{error}: {ways}") from error
+        raise Refused(f"{error}: {ways}") from error
 
 
 @contextmanager
@@ -171,14 +159,16 @@ def _discarded_on_failure(database: Database, submission: Submission) -> Iterato
         raise
 
 
-def _write_jobs(database: Database, submission: Submission, stream: BinaryIO, order: Order, models: Models) -> int:
+def _write_jobs(
+    database: Database, submission: Submission, stream: BinaryIO, order: Order, models: Models, voice: Voice
+) -> int:
     """Write the jobs in chunks; the number of lines left out."""
     num_invalid = 0
     now = database.now()
 
     def jobs() -> Iterator[NewJob]:
         nonlocal num_invalid
-        for item in requests(stream, order.defaults, "queueing"):
+        for item in requests(stream, order.defaults, "queueing", voice):
             model = None if isinstance(item, LineError) else models.of(item)
             if isinstance(item, ParsedJob) and model is not None:
                 yield item.new_job(model, now)
@@ -191,12 +181,3 @@ def _write_jobs(database: Database, submission: Submission, stream: BinaryIO, or
     while chunk := list(islice(remaining, CHUNK_JOBS)):
         add_jobs(database, submission, chunk)
     return num_invalid
-
-
-def feed(database: Database, batch: BatchRow) -> BatchRow:
-    """One pass of the feeder, so that the jobs stand in the queue; the batch afterwards."""
-    try:
-        feed_once(database, BookkeeperSettings())
-    except QueueUnreachable as error:
-        warn(f"{error}; the bookkeeper will queue the jobs")
-    return get_batch(database, batch.id)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from contextlib import suppress
 
-from cli.errors import CliError, InputRefused, NotFound
+from cli.errors import InputRefused, NotFound, Refused
 from storage.batch_records import BatchRow
 from storage.batches import get_batch
 from storage.database import Database
@@ -44,15 +44,15 @@ def batch_or_job(database: Database, reference: str) -> BatchRow | JobRow:
 
 
 def check_name(database: Database, name: str) -> None:
-    """Raises CliError for a name that nobody sees, or under which a batch would hide another one, or a job of one."""
+    """Raises Refused for a name that nobody sees, or under which a batch would hide another one, or a job of one."""
     if not is_text(name) or "\0" in name or not any(letter.isprintable() and letter != " " for letter in name):
         raise InputRefused(f"--name {name!r}: expected a text that can be seen")
     if name.startswith(_ID):
-        raise CliError(f"--name {name!r}: ids begin with {_ID}, give the batch another name")
+        raise Refused(f"--name {name!r}: ids begin with {_ID}, give the batch another name")
     with suppress(NotFound, StorageError):
         found = batch_or_job(database, name)
         if isinstance(found, JobRow):
-            raise CliError(f"--name {name!r} means line {found.line} of {found.batch_id}: give the batch another name")
+            raise Refused(f"--name {name!r} means line {found.line} of {found.batch_id}: give the batch another name")
 
 
 def _job(database: Database, reference: str) -> JobRow | None:

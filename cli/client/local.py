@@ -1,0 +1,145 @@
+"""The database and queue server of this installation as a `Transport`."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from typing import BinaryIO, Self
+
+import redis
+
+from cli.client.edge import translated_errors
+from cli.client.references import batch_or_job
+from cli.client.retrying import run_again
+from cli.client.stopping import decide
+from cli.client.submission import write_batch
+from cli.client.transport import Models, Order, Retried, RetryOrder, Written
+from cli.client.voice import Voice
+from cli.reasons import System, look_around
+from storage.batch_records import BatchFigures, BatchRow, Progress
+from storage.batches import get_batch, list_batches
+from storage.database import Database
+from storage.figures import batch_figures
+from storage.filters import JobFilter
+from storage.job_records import JobRow, Stopped
+from storage.jobs import get_job, open_models, progress
+from storage.queries import find_jobs, request_of
+from storage.settings import StorageSettings
+from storage.states import BatchStatus
+from tasks.connection import connect, ping, translated
+from tasks.errors import TaskError
+from tasks.feeder import feed_once
+from tasks.heads import live_heads
+from tasks.served import mirror_models, model_names
+from tasks.settings import BookkeeperSettings
+from tasks.stopper import Stopper
+
+
+class Local:
+    """Opened once; the queue server is contacted only by what needs it."""
+
+    def __init__(self, database: Database, settings: BookkeeperSettings) -> None:
+        self._database = database
+        self._settings = settings
+        self._connection: redis.Redis | None = None
+        self._stopper: Stopper | None = None
+
+    @classmethod
+    def open(cls) -> Self:
+        """Where this process' variables say. Raises SettingInvalid, Unavailable."""
+        with translated_errors():
+            return cls(Database.open(StorageSettings().database_url), BookkeeperSettings())
+
+    def models(self) -> Models:
+        with translated_errors():
+            queue = self._queue()
+            ping(queue)
+            with translated():
+                mirror_models(queue, self._database)
+                known = model_names(queue, self._database)
+            return Models(frozenset(known), known[0] if len(known) == 1 else None)
+
+    def write(self, stream: BinaryIO, order: Order, models: Models, endpoint: str | None, voice: Voice) -> Written:
+        with translated_errors():
+            return write_batch(self._database, stream, order, models, endpoint, voice)
+
+    def feed(self) -> None:
+        with translated_errors():
+            feed_once(self._database, self._settings)
+
+    def find(self, reference: str) -> BatchRow | JobRow:
+        with translated_errors():
+            return batch_or_job(self._database, reference)
+
+    def batch(self, reference: str) -> BatchRow:
+        with translated_errors():
+            return get_batch(self._database, reference)
+
+    def job(self, job_id: str) -> JobRow:
+        with translated_errors():
+            return get_job(self._database, job_id)
+
+    def request(self, job_id: str) -> str:
+        with translated_errors():
+            return request_of(self._database, job_id)
+
+    def batches(self, *, limit: int, statuses: Collection[BatchStatus]) -> list[BatchRow]:
+        with translated_errors():
+            return list_batches(self._database, limit=limit, statuses=statuses)
+
+    def figures(self, batch_id: str) -> BatchFigures:
+        with translated_errors():
+            return batch_figures(self._database, batch_id)
+
+    def progress(self, batch_id: str) -> Progress:
+        with translated_errors():
+            return progress(self._database, batch_id)
+
+    def open_models(self, batch_id: str) -> frozenset[str]:
+        with translated_errors():
+            return open_models(self._database, batch_id)
+
+    def jobs(self, wanted: JobFilter, batch_id: str | None, *, logprobs: bool) -> Iterator[JobRow]:
+        found = find_jobs(self._database, wanted, batch_id=batch_id, logprobs=logprobs)
+        while True:
+            # Around the reading alone: what whoever has the row does with it is none of ours.
+            with translated_errors():
+                row = next(found, None)
+            if row is None:
+                return
+            yield row
+
+    def retry(self, batch: BatchRow, order: RetryOrder) -> Retried:
+        with translated_errors():
+            return run_again(self._database, batch, order)
+
+    def cancel(self, target: BatchRow | JobRow) -> Stopped | None:
+        with translated_errors():
+            return decide(self._database, target)
+
+    def carry_out_stops(self) -> None:
+        with translated_errors(), translated():
+            if self._stopper is None:
+                # One for all passes: it remembers since when it knows each stop.
+                self._stopper = Stopper(self._database, self._queue())
+            self._stopper.turn()
+
+    def system(self) -> System:
+        return look_around(self._settings)
+
+    def tokens_per_s(self) -> float | None:
+        try:
+            with translated():
+                return sum(head.tokens_per_s for head in live_heads(self._queue()))
+        except TaskError:
+            return None
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+        self._database.close()
+
+    def _queue(self) -> redis.Redis:
+        """The queue server, not contacted yet. Raises QueueRefused for an unsafe address."""
+        if self._connection is None:
+            self._connection = connect(self._settings)
+        return self._connection
