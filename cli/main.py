@@ -10,6 +10,7 @@ from collections.abc import Callable
 from difflib import get_close_matches
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -67,8 +68,8 @@ EXTRAS = {
     "pyarrow": "parquet",
 }
 
-#: options of `shardq` itself that may stand anywhere on the line
-ANYWHERE = ("--quiet", "--no-color")
+#: options of `shardq` itself, which may stand anywhere on the line → whether a value follows
+ANYWHERE = {"--quiet": False, "--no-color": False, "--config": True, "--data-dir": True}
 
 COMMANDS = {name: entry for section in SECTIONS.values() for name, entry in section.items()}
 
@@ -148,9 +149,21 @@ class Commands(click.Group):
 
 def _anywhere_first(args: list[str]) -> list[str]:
     """The arguments with `ANYWHERE` before the command: people add them at the end of a line."""
-    end = args.index("--") if "--" in args else len(args)
-    ours = [arg for arg in args[:end] if arg in ANYWHERE]
-    return [*ours, *(arg for arg in args[:end] if arg not in ANYWHERE), *args[end:]]
+    ours: list[str] = []
+    others: list[str] = []
+    words = iter(args)
+    for word in words:
+        name, has_value, _ = word.partition("=")
+        if word == "--":
+            others += [word, *words]
+        elif name in ANYWHERE:
+            value = list(islice(words, ANYWHERE[name] and not has_value))
+            if ANYWHERE[name] and not has_value and not value:
+                raise click.BadOptionUsage(name, f"Option {name!r} requires an argument.")
+            ours += [word, *value]
+        else:
+            others.append(word)
+    return [*ours, *others]
 
 
 def _exit_code(run: Callable[[], Any]) -> int:
@@ -232,12 +245,12 @@ def _print_version(ctx: click.Context, _: click.Parameter, value: bool) -> None:
     "--config",
     type=click.Path(dir_okay=False, path_type=Path),
     metavar="FILE",
-    help="Settings for what no option or variable gives.  [env: SHARDQ_CONFIG]",
+    help="Settings for what no option or variable gives. May stand anywhere.  [env: SHARDQ_CONFIG]",
 )
 @click.option(
     "--data-dir",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Where this machine keeps its database and state.  [env: SHARDQ_DATA_DIR]",
+    help="Where this machine keeps its database and state. May stand anywhere.  [env: SHARDQ_DATA_DIR]",
 )
 @click.option("--quiet", is_flag=True, help="Print results and errors only. May stand anywhere on the line.")
 @click.option(

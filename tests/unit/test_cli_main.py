@@ -78,6 +78,29 @@ def test_quiet_leaves_results_and_errors(run: Shardq) -> None:
     assert "`shardq list`" in error_of(run("status", "nothing", "--quiet"))
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--data-dir", "DIR", "list"),
+        ("list", "--data-dir", "DIR"),
+        ("list", "--json", "--data-dir=DIR", "--quiet"),
+        ("--config", "FILE", "list", "--data-dir", "DIR"),
+        ("list", "--data-dir=DIR", "--config", "FILE"),
+    ],
+)
+def test_options_of_shardq_itself_may_stand_anywhere(run: Shardq, tmp_path: Path, words: tuple[str, ...]) -> None:
+    place, config = tmp_path / "elsewhere", tmp_path / "config.toml"
+    config.write_text('log_level = "info"\n')
+    result = run(*(word.replace("DIR", str(place)).replace("FILE", str(config)) for word in words))
+    assert result.exit_code == ExitCode.OK, result.stderr
+    assert (place / "shardq.sqlite3").is_file()
+
+
+def test_behind_two_dashes_nothing_is_an_option(run: Shardq) -> None:
+    assert "'--data-dir'" in error_of(run("status", "--", "--data-dir"))
+    assert "requires an argument" in error_of(run("list", "--data-dir"))
+
+
 def test_a_user_without_account_and_home_is_served(
     run: Shardq, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
