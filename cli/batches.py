@@ -10,6 +10,10 @@ from cli.output import NOTHING, counted, duration, figure, moment, note, percent
 from storage.batch_records import DEFAULT_PRIORITY, BatchFigures, BatchRow, Counts
 from storage.states import TERMINAL_STATUSES, BatchStatus
 from tasks.durations import shortest
+from tasks.openai_batch import CHAT_URL
+
+#: the `completion_window` of a batch that does not expire: strict clients want a text
+NO_WINDOW = "never"
 
 
 def print_batches(rows: list[BatchRow]) -> None:
@@ -111,11 +115,12 @@ def batch_json(row: BatchRow, figures: BatchFigures | None = None) -> dict[str, 
     return {
         "id": row.id,
         "object": "batch",
-        "endpoint": row.endpoint,
+        # a file with both has lines for this one, too
+        "endpoint": row.endpoint or CHAT_URL,
         "model": row.parameters.get("model"),
         "errors": None,
         "input_file_id": f"file-{row.file_hash}",
-        "completion_window": shortest(row.expires_at - row.created_at) if row.expires_at else None,
+        "completion_window": shortest(row.expires_at - row.created_at) if row.expires_at else NO_WINDOW,
         "status": row.status,
         **_files(row),
         **{name: _whole(getattr(row, name)) for name in _TIMESTAMPS},

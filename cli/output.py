@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from datetime import datetime
 from typing import Any, TextIO
 
 import click
@@ -176,8 +176,10 @@ def duration(seconds: float | None) -> str:
 
 
 def moment(timestamp: float | None) -> str:
-    """A Unix time as local date and time."""
-    return NOTHING if timestamp is None else time.strftime("%Y-%m-%d %H:%M", time.localtime(timestamp))
+    """A Unix time as local date and time with seconds and zone: `2026-11-30 21:05:07+01:00`."""
+    if timestamp is None:
+        return NOTHING
+    return datetime.fromtimestamp(timestamp).astimezone().isoformat(sep=" ", timespec="seconds")
 
 
 def size(num_bytes: float) -> str:

@@ -7,9 +7,13 @@ import json
 from typing import Any
 
 import pytest
+from openai.types import Batch, BatchError, Completion
+from openai.types.chat import ChatCompletion
 
-from storage.job_records import JobRow
-from storage.states import JobState
+from cli.batches import batch_json
+from storage.batch_records import BatchFigures, BatchRow, Counts
+from storage.job_records import ChoiceRow, JobRow
+from storage.states import BatchStatus, JobState
 from tasks.errors import JobUnfinished
 from tasks.openai_batch import error_line, output_line, result_line
 
@@ -134,3 +138,60 @@ def test_a_job_without_the_right_end_has_no_line() -> None:
         error_line(ended(JobState.WAITING))
     with pytest.raises(JobUnfinished):
         error_line(ended(JobState.COMPLETED))
+
+
+def read_as(kind: Any, value: Any) -> Any:
+    """`value` as a typed client reads it: through JSON, every field checked by its type."""
+    return kind.model_validate_json(json.dumps(value), strict=True)
+
+
+def stored_batch(status: BatchStatus, **changes: Any) -> BatchRow:
+    values: dict[str, Any] = {field.name: None for field in dataclasses.fields(BatchRow)}
+    values |= {
+        "id": "batch_ab",
+        "file_hash": "0f",
+        "status": status,
+        "counts": Counts(completed=1, failed=1),
+        "parameters": {},
+        "priority": 5,
+        "num_invalid_lines": 0,
+        "created_at": 1700000000.5,
+    }
+    return BatchRow(**{**values, **changes})
+
+
+def measured_figures() -> BatchFigures:
+    values: dict[str, Any] = {field.name: 1 for field in dataclasses.fields(BatchFigures)}
+    return BatchFigures(**{**values, "counts": Counts(completed=1)})
+
+
+@pytest.mark.parametrize("status", BatchStatus)
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"name": "nightly", "endpoint": "/v1/completions", "expires_at": 1700003600.5},
+        {"in_progress_at": 1700000001.2, "completed_at": 1700000002.2, "parameters": {"model": "m"}},
+    ],
+)
+def test_a_batch_is_one_of_openais_for_typed_clients(status: BatchStatus, changes: dict[str, Any]) -> None:
+    for figures in (None, measured_figures()):
+        batch = read_as(Batch, batch_json(stored_batch(status, **changes), figures))
+        assert (batch.id, batch.status, batch.created_at) == ("batch_ab", status, 1700000000)
+        assert batch.request_counts.model_dump() == {"total": 2, "completed": 1, "failed": 1}
+        assert batch.completion_window == ("1h" if "expires_at" in changes else "never")
+        assert batch.endpoint == changes.get("endpoint", "/v1/chat/completions")
+
+
+@pytest.mark.parametrize(("url", "kind"), [("/v1/chat/completions", ChatCompletion), ("/v1/completions", Completion)])
+def test_results_are_openais_completions_for_typed_clients(url: str, kind: Any) -> None:
+    others = (ChoiceRow("bye", (7,), "length"),)
+    for job in (ended(url=url), ended(url=url, choices=others), ended(url=url, finish_reason="length")):
+        completion = read_as(kind, output_line(job)["response"]["body"])
+        assert completion.usage.completion_tokens == 2
+        assert len(completion.choices) == 1 + len(job.choices)
+
+
+def test_an_error_is_openais_for_typed_clients() -> None:
+    error = read_as(BatchError, error_line(ended(JobState.FAILED, error_message="too long"))["error"])
+    assert (error.code, error.message) == ("internal_error", "too long")

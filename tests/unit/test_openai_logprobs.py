@@ -7,6 +7,8 @@ import math
 from typing import Any
 
 import pytest
+from openai.types import Completion
+from openai.types.chat import ChatCompletion
 
 from storage.job_records import JobRow
 from storage.states import JobState
@@ -144,3 +146,10 @@ def packed(**changes: Any) -> dict[str, Any]:
 def test_what_does_not_belong_together_is_refused(value: object) -> None:
     with pytest.raises(ValueError, match=r"."):
         unpack(value)
+
+
+@pytest.mark.parametrize(("url", "kind"), [("/v1/chat/completions", ChatCompletion), ("/v1/completions", Completion)])
+def test_typed_clients_read_them(url: str, kind: Any) -> None:
+    body = json.dumps(output_line(stored(url))["response"]["body"])
+    first = kind.model_validate_json(body, strict=True).choices[0].logprobs
+    assert len(first.content if kind is ChatCompletion else first.tokens) == len(FIRST)
