@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,10 +15,6 @@ from benchmarks.gpu.system import Systems
 from benchmarks.gpu.timing import Effort, copy_bandwidth
 
 T = TypeVar("T")
-
-
-class NotBuilt(Exception):
-    """This version of shardq cannot do what should be measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,18 +113,14 @@ class Bench:
         """Least time in which so many bytes are read."""
         return 1000 * num_bytes / self.bandwidth
 
-    def load(self, loader: Callable[..., T], model: Path, *split: int, graphs: bool, **arguments: Any) -> T:
-        """What a function of `workers.engine.loader` loads. NotBuilt where graphs are asked for and unknown to it."""
-        if "graphs" in inspect.signature(loader).parameters:
-            arguments["graphs"] = graphs
-        elif graphs:
-            raise NotBuilt("this version has no graphs")
-        return loader(model, *split, device=self.device, **arguments)
+    def load(self, loader: Callable[..., T], model: Path, *split: int, **options: Any) -> T:
+        """What a function of `workers.engine.loader` loads onto the device."""
+        return loader(model, *split, device=self.device, **options)
 
-    def dummy(self, loader: Callable[..., T], shape: Shape, *split: int, graphs: bool, **arguments: Any) -> T:
+    def dummy(self, loader: Callable[..., T], shape: Shape, *split: int, **options: Any) -> T:
         """As `load`, with dummy weights of a shape."""
-        given = {"dtype": self.dtype, "load_format": "dummy", **arguments}
-        return self.load(loader, self.model(shape), *split, graphs=graphs, **given)
+        given = {"dtype": self.dtype, "load_format": "dummy", **options}
+        return self.load(loader, self.model(shape), *split, **given)
 
     def clear(self) -> None:
         """Give back the device's memory that nothing uses."""

@@ -15,7 +15,6 @@ from benchmarks.gpu.rows import Row
 from benchmarks.gpu.shapes import Shape
 from benchmarks.gpu.system import System, SystemConfig
 from tasks.generation import GenerationRequest
-from workers.settings import HeadSettings
 
 #: tokens per round that the replayed drafts give: what the prototype's pair of models had
 TOKENS_PER_ROUND = 4.07
@@ -34,9 +33,6 @@ def end_to_end_rows(bench: Bench) -> Iterator[Row]:
 
 def nf4_rows(bench: Bench) -> Iterator[Row]:
     """The same with the large shape in NF4."""
-    if "quantization" not in HeadSettings.model_fields:
-        yield Row("nf4", f"{bench.shapes.large.name}", None, note="this version cannot quantise")
-        return
     quantised = (("quantization", "nf4"),)
     yield from _timed(bench, "nf4", bench.shapes.large, quantised, single="≥ 25", many="", slow=False)
 
@@ -103,7 +99,7 @@ def _timed(
 def auto_rows(bench: Bench) -> Iterator[Row]:
     """Many jobs with the default `--draft-length auto`, which goes by measured acceptance and cost."""
     if bench.quick:
-        yield Row("auto", "draft lengths chosen", None, note="left out by --quick")
+        yield Row("auto", "draft lengths chosen", None, note="left out by --quick", left_out=True)
         return
     shape = bench.shapes.target
     system, where = _ready(bench, shape, (), draft_length="auto")

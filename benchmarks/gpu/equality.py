@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM
 
-from benchmarks.gpu.bench import Bench, NotBuilt
+from benchmarks.gpu.bench import Bench
 from benchmarks.gpu.pairs import halves, prompt_reader, run
 from benchmarks.gpu.progress import say
 from benchmarks.gpu.rows import Row
@@ -74,11 +74,7 @@ def _compared(bench: Bench, model: Path, requests: Sequence[GenerationRequest], 
     note = f"smallest gap between two scores {gap:.1e}" + (", a near tie" if gap < NEAR_TIE else "")
     yield Row("equality", f"{work}: eager = generate", same_texts(eager[0], uncut), unit, note=note)
     yield Row("equality", f"{work}: eager, K={DRAFTED} = K=0", same_texts(eager[DRAFTED], eager[0]), unit, wanted)
-    try:
-        graphed = _texts(bench, model, requests, dtype, graphs=True)
-    except NotBuilt as reason:
-        yield Row("equality", f"{work}: graphs = eager", None, note=str(reason))
-        return
+    graphed = _texts(bench, model, requests, dtype, graphs=True)
     for length in (0, DRAFTED):
         same = same_texts(graphed[length], eager[length])
         yield Row("equality", f"{work}: graphs = eager, K={length}", same, unit, wanted)

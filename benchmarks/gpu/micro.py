@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import torch
 
-from benchmarks.gpu.bench import Bench, NotBuilt
+from benchmarks.gpu.bench import Bench
 from benchmarks.gpu.profiler import write_profile
 from benchmarks.gpu.rows import Row
 from benchmarks.gpu.timing import median_ms
@@ -34,31 +34,34 @@ TAIL_WANTED = {1: "≤ 2.8", 32: "≤ 6"}
 
 def draft_rows(bench: Bench) -> Iterator[Row]:
     """K tokens for 1 and for many rows, from the embedding of the base token to the tokens on the host."""
-    yield from _both_ways(bench, "draft", _drafting)
+    yield from _both_ways(bench, _drafting)
 
 
 def head_rows(bench: Bench) -> Iterator[Row]:
     """The head's forward of K + 1 tokens a row, and the same with the way to the wire's bytes."""
-    yield from _both_ways(bench, "head", _head)
+    yield from _both_ways(bench, _head)
 
 
 def tail_rows(bench: Bench) -> Iterator[Row]:
     """A round's verdict from the wire's bytes, and the tail's forward with LM head alone."""
-    yield from _both_ways(bench, "tail", _tail)
+    yield from _both_ways(bench, _tail)
 
 
-def _both_ways(bench: Bench, section: str, work: Callable[[Bench, bool], Iterator[Row]]) -> Iterator[Row]:
+def _both_ways(bench: Bench, work: Callable[[Bench, bool], Iterator[Row]]) -> Iterator[Row]:
     for graphs in (True,) if bench.quick else (True, False):
-        try:
-            yield from work(bench, graphs)
-        except NotBuilt as reason:
-            yield Row(section, "with graphs", None, note=str(reason))
+        yield from work(bench, graphs)
         bench.clear()
 
 
-def _row(bench: Bench, row: Row, graphs: bool, work: Callable[[], object]) -> Row:
-    """`row` with the time of `work`; only the way that is the default on a GPU has a target."""
+def _row(bench: Bench, row: Row, model: HeadShard | TailShard | WholeModel, work: Callable[[], object]) -> Row:
+    """`row` with the time of `work` on `model`; only the way that is the default on a GPU has a target.
+
+    RuntimeError if the model should record its computations and recorded none.
+    """
     value = median_ms(work, bench.device, bench.effort)
+    graphs = model.graphs is not None
+    if model.graphs is not None and not len(model.graphs):
+        raise RuntimeError(f"{row.work}: nothing was recorded")
     way = "graphs" if graphs else "eager"
     measured = replace(row, work=f"{row.work}, {way}", value=value, unit="ms", wanted=row.wanted if graphs else "")
     if bench.profile:
@@ -82,7 +85,7 @@ def _drafting(bench: Bench, graphs: bool) -> Iterator[Row]:
             rows = [DraftRow(slot, _text(slot, sizes.cache), sampling, sizes.draft) for slot in range(num_rows)]
             wanted = DRAFT_WANTED.get(num_rows, "") if name == "greedy" else ""
             work = f"{shape.name} K={sizes.draft}, {num_rows} × cache {sizes.cache}, {name}"
-            yield _row(bench, Row("draft", work, None, wanted=wanted, floor=floor), graphs, _propose(drafter, rows))
+            yield _row(bench, Row("draft", work, None, wanted=wanted, floor=floor), model, _propose(drafter, rows))
 
 
 def _read_bytes(half: HeadShard | WholeModel) -> int:
@@ -116,8 +119,8 @@ def _head(bench: Bench, graphs: bool) -> Iterator[Row]:
         tensors = [torch.tensor(values) for values in (fed, slots, starts)]  # on the host, as the engine has them
         alone, wired = _forward(shard, tensors), _run(forward, fed, slots, starts)
         wanted = HEAD_WANTED.get(num_rows, "")
-        yield _row(bench, Row("head", f"{work}, forward", None, wanted=wanted, floor=floor), graphs, alone)
-        yield _row(bench, Row("head", f"{work}, to the wire's bytes", None, floor=floor), graphs, wired)
+        yield _row(bench, Row("head", f"{work}, forward", None, wanted=wanted, floor=floor), shard, alone)
+        yield _row(bench, Row("head", f"{work}, to the wire's bytes", None, floor=floor), shard, wired)
 
 
 def _forward(shard: HeadShard | TailShard, tensors: Sequence[torch.Tensor]) -> Callable[[], object]:
@@ -138,11 +141,11 @@ def _tail(bench: Bench, graphs: bool) -> Iterator[Row]:
             rounds = Rounds(bench, shard, num_rows, sampling)
             wanted = TAIL_WANTED.get(num_rows, "") if name == "greedy" else ""
             row = Row("tail", f"{work}, verified, {name}", None, wanted=wanted, floor=floor)
-            yield _row(bench, row, graphs, rounds.answer)
+            yield _row(bench, row, shard, rounds.answer)
         hidden = torch.randn(num_rows, sizes.draft + 1, shape.hidden, device=bench.device).to(shard.dtype)
         places = [torch.tensor(values) for values in (range(num_rows), [sizes.cache] * num_rows)]
         row = Row("tail", f"{work}, forward and LM head", None, floor=floor)
-        yield _row(bench, row, graphs, _with_logits(shard, [hidden, *places]))
+        yield _row(bench, row, shard, _with_logits(shard, [hidden, *places]))
 
 
 def _with_logits(shard: TailShard, tensors: Sequence[torch.Tensor]) -> Callable[[], object]:

@@ -28,7 +28,7 @@ def prompt_reader(model: Path, context: int) -> PromptReader:
 
 
 def halves(bench: Bench, model: Path, *, graphs: bool, slots: int, max_length: int, **arguments: Any) -> Halves:
-    """Both halves of a model on the device, cut in the middle. NotBuilt where graphs are unknown."""
+    """Both halves of a model on the device, cut in the middle."""
     split = load_config(model).num_hidden_layers // 2
     given = {"slots": slots, "max_length": max_length, "max_query": MAX_QUERY, **arguments}
     head = bench.load(load_head, model, split, graphs=graphs, **given)

@@ -21,6 +21,8 @@ class Row:
     #: least time that the bytes of the weights take, in the unit of `value`
     floor: float | None = None
     note: str = ""
+    #: whoever started the benchmark did not ask for it
+    left_out: bool = False
 
     @property
     def holds(self) -> bool | None:
@@ -29,6 +31,11 @@ class Row:
             return None
         sign, _, bound = self.wanted.partition(" ")
         return self.value >= float(bound) if sign == "≥" else self.value <= float(bound)
+
+    @property
+    def failed(self) -> bool:
+        """Whether it is not as wanted, or could not be measured although it was asked for."""
+        return self.holds is False or (self.value is None and not self.left_out)
 
     def line(self) -> str:
         """The row of a markdown table."""

@@ -23,7 +23,7 @@ MAX_LENGTH = 512
 def smollm2_rows(bench: Bench) -> Iterator[Row]:
     """Chats in float32 at a long round trip with shardq's defaults (n-gram drafts, lengths and lanes chosen by it)."""
     if bench.smollm2 is None:
-        yield Row("smollm2", "SmolLM2-135M, real text", None, note="not given: --smollm2 GGUF")
+        yield Row("smollm2", "SmolLM2-135M, real text", None, note="not given: --smollm2 GGUF", left_out=True)
         return
     model = resolve(str(bench.smollm2), Part.WHOLE).path
     sizes = bench.sizes

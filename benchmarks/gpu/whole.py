@@ -11,7 +11,7 @@ import torch
 from transformers import ContinuousBatchingConfig
 
 from benchmarks.engine_run import Head, whole_relay
-from benchmarks.gpu.bench import Bench, NotBuilt
+from benchmarks.gpu.bench import Bench
 from benchmarks.gpu.end_to_end import check_texts, requests_for
 from benchmarks.gpu.progress import say
 from benchmarks.gpu.rows import Row
@@ -141,8 +141,6 @@ def _generate_batch(model: Any, requests: Sequence[GenerationRequest]) -> list[t
 def _tried(name: str, measure: Callable[[], float]) -> _Run:
     try:
         result = _Run(name, measure())
-    except NotBuilt as reason:
-        return _Run(name, None, str(reason))
     except Exception as error:  # noqa: BLE001 the other ways shall be measured all the same
         return _Run(name, None, f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else ''}")
     say(f"{name}: {result.tokens_per_s:,.1f} tokens/s")

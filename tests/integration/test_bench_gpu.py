@@ -19,6 +19,7 @@ from benchmarks.gpu.replay import ReplayDrafter, acceptance_for
 from benchmarks.gpu.rows import Row
 from benchmarks.gpu.sections import rows_of
 from relay.messages import Sampling
+from workers.engine.graphs import Graphs
 from workers.head.drafters import DraftRow, Proposal
 
 GREEDY = Sampling(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=0)
@@ -35,18 +36,42 @@ class Drafting:
         return [Proposal((0,) * row.limit, (0.5,) * row.limit) for row in rows]
 
 
+def arguments(tmp_path: Path, chosen: str) -> list[str]:
+    return ["--device", "cpu", "--shapes", "tiny", "--only", chosen, "--out", str(tmp_path), "--name", "rehearsal"]
+
+
 def rehearse(tmp_path: Path, chosen: str) -> list[dict[str, object]]:
-    main(["--device", "cpu", "--shapes", "tiny", "--only", chosen, "--out", str(tmp_path), "--name", "rehearsal"])
+    assert main(arguments(tmp_path, chosen)) == 0
     return json.loads((tmp_path / "rehearsal.json").read_text())["rows"]
 
 
-def test_pieces_of_a_round_are_measured_and_written_down(tmp_path: Path) -> None:
-    rows = rehearse(tmp_path, "draft,tail")
-    measured = [row for row in rows if row["value"] is not None]
-    assert {row["section"] for row in measured} == {"draft", "tail"}
-    assert all(row["floor"] for row in measured)
-    assert "ended early" not in {row["work"] for row in rows}
+def test_pieces_of_a_round_are_measured_recorded_and_eager_and_written_down(tmp_path: Path) -> None:
+    rows = rehearse(tmp_path, "draft,head,tail")
+    assert all(row["value"] and row["floor"] for row in rows)
+    ways = {(row["section"], str(row["work"]).rpartition(", ")[2]) for row in rows}
+    assert ways == {(section, way) for section in ("draft", "head", "tail") for way in ("graphs", "eager")}
     assert (tmp_path / "rehearsal.md").read_text().count("| draft |") >= 4
+
+
+def test_a_piece_that_records_nothing_where_it_should_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Graphs, "__len__", lambda graphs: 0)
+    assert main([*arguments(tmp_path, "head"), "--quick"]) == 1
+    assert "RuntimeError: tiny-target 1 × 9, cache 128, forward: nothing was recorded" in (
+        (tmp_path / "rehearsal.md").read_text()
+    )
+
+
+@pytest.mark.parametrize(
+    ("row", "failed"),
+    [
+        (Row("s", "as wanted", 1.0, wanted="≤ 2"), False),
+        (Row("s", "not as wanted", 3.0, wanted="≤ 2"), True),
+        (Row("s", "not measured", None), True),
+        (Row("s", "not asked for", None, left_out=True), False),
+    ],
+)
+def test_what_could_not_be_measured_has_failed(row: Row, failed: bool) -> None:
+    assert row.failed is failed
 
 
 @pytest.mark.slow  # two processes that load torch, and the servers
