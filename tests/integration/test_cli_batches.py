@@ -334,7 +334,7 @@ def test_doctor_wants_no_demo_model_where_none_can_run(
         }
 
     assert "demo model" in found()
-    monkeypatch.setattr("cli.commands.doctor.WORKER_PACKAGES", ["torch-that-is-not-here"])
+    monkeypatch.setattr("cli.doctor.machine.WORKER_PACKAGES", ["torch-that-is-not-here"])
     assert found()["worker"] == "warning"
     assert "demo model" not in found()
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from cli.commands.doctor import Grade, check_security
+from cli.doctor.findings import Grade
+from cli.doctor.security import check_security
 from relay.embedded import EmbeddedRedis
 from tests.cli_runner import Shardq
 from tests.redis_server import running_redis
@@ -58,7 +59,7 @@ def security(monkeypatch: pytest.MonkeyPatch, url: str) -> dict[str, tuple[Grade
 
 def test_a_password_that_travels_in_the_open_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     # nobody answers there: what is told follows from the address
-    monkeypatch.setattr("cli.commands.doctor.CERTIFICATE_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("cli.doctor.security.CERTIFICATE_TIMEOUT_S", 0.2)
     found = security(monkeypatch, "redis://:s3cret@192.0.2.1:6379/0")
     assert found["queue TLS"][0] == Grade.WARNING
     assert "can be read on the way" in found["queue TLS"][1]
@@ -74,7 +75,7 @@ def test_a_server_that_lets_everybody_in_is_an_error(monkeypatch: pytest.MonkeyP
     def elsewhere(parts: object) -> bool:
         return False
 
-    monkeypatch.setattr("cli.commands.doctor.is_local", elsewhere)
+    monkeypatch.setattr("cli.doctor.security.is_local", elsewhere)
     with running_redis(tmp_path / "open") as server:
         assert "lets everybody in" in open_ones(monkeypatch, server)
     with running_redis(tmp_path / "closed", password="s3cret") as server:

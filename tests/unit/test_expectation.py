@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cli.doctor_link import COST_PER_GB
+from cli.doctor.link import COST_PER_GB
 from relay.embedded import EmbeddedRedis
 from relay.tail_figures import TailFigures
 from tasks.connection import connect

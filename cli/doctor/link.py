@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 from contextlib import closing
 
-from cli.findings import Finding, failed, ok, warning
+from cli.doctor.findings import Finding, failed, ok, warning
 from relay.errors import RelayError, RelayRefused
 from relay.settings import RelaySettings
 from relay.streams import RedisRelay

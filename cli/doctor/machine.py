@@ -1,0 +1,110 @@
+"""What this machine has: Python, packages, disk, database, a model's files."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import sys
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from cli.database import opened
+from cli.doctor.findings import Finding, failed, ok, warning
+from cli.errors import NotFound
+from cli.output import size
+from cli.packaged_model import find
+from cli.settings import CliSettings
+from storage.errors import StorageError
+
+#: packages whose versions matter
+PACKAGES = ["celery", "kombu", "redis", "flower", "sqlalchemy", "pydantic", "click", "rich"]
+WORKER_PACKAGES = ["torch", "transformers", "tokenizers", "safetensors"]
+#: free bytes below which the database and the queue are in danger
+MIN_FREE_BYTES = 1_000_000_000
+
+
+def _versions(names: list[str]) -> tuple[str, list[str]]:
+    found, missing = [], []
+    for name in names:
+        try:
+            found.append(f"{name} {version(name)}")
+        except PackageNotFoundError:
+            missing.append(name)
+    return ", ".join(found), missing
+
+
+def check_versions() -> Iterator[Finding]:
+    """Python and packages; nothing is imported."""
+    yield ok("python", f"{platform.python_version()} on {platform.system()} {platform.machine()}, {sys.prefix}")
+    found, missing = _versions(PACKAGES)
+    if missing:
+        yield failed("packages", f"not installed: {', '.join(missing)}; install shardq again")
+    else:
+        yield ok("packages", found)
+    found, missing = _versions(WORKER_PACKAGES)
+    if missing:
+        text = f"not installed: {', '.join(missing)}; this machine cannot run a model"
+        yield warning("worker", f"{text} (`pip install 'shardq[worker]'` if it should)")
+    else:
+        yield ok("worker", found)
+
+
+def check_disk() -> Iterator[Finding]:
+    """The data directory can be written and has room."""
+    folder = CliSettings().data_dir
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        probe = folder / f".doctor-{os.getpid()}"
+        probe.write_bytes(b"x")
+        probe.unlink()
+    except OSError as error:
+        yield failed("disk", f"cannot write to {folder}: {error.strerror}; name another with --data-dir")
+        return
+    free = shutil.disk_usage(folder).free
+    if free < MIN_FREE_BYTES:
+        yield warning("disk", f"{folder} has only {size(free)} free")
+    else:
+        yield ok("disk", f"{folder}, {size(free)} free")
+
+
+def check_database() -> Iterator[Finding]:
+    """The database opens, has our schema, and is whole."""
+    try:
+        with opened() as database:
+            damage = database.damage()
+            yield failed("database", damage) if damage else ok("database", database.address)
+    except StorageError as error:
+        yield failed("database", str(error))
+
+
+def check_model(model: str | None) -> Iterator[Finding]:
+    """The files of a model; the demo's if none is named and this machine can run one."""
+    if model is None:
+        if _versions(WORKER_PACKAGES)[1]:
+            return
+        try:
+            yield ok("demo model", str(find()))
+        except NotFound as error:
+            yield warning("demo model", str(error))
+        return
+    path = Path(model).expanduser()
+    if path.is_dir():
+        yield _directory(path)
+    elif path.is_file():
+        good = path.suffix == ".gguf"
+        yield ok("model", str(path)) if good else failed("model", f"{path} is no directory and no .gguf file")
+    elif model.startswith((".", "/", "~")):
+        yield failed("model", f"{path} does not exist")
+    else:
+        yield ok("model", f"{model} would come from the Hugging Face hub (`shardq models prepare {model}`)")
+
+
+def _directory(path: Path) -> Finding:
+    missing = [name for name in ("config.json",) if not (path / name).is_file()]
+    weights = sorted(path.glob("*.safetensors"))
+    if missing or not weights:
+        lacks = " and ".join([*missing, *([] if weights else ["*.safetensors"])])
+        return failed("model", f"{path} lacks {lacks}")
+    return ok("model", f"{path}, {size(sum(file.stat().st_size for file in weights))} of weights")
