@@ -21,7 +21,7 @@ from tasks.generation import FailureType, GenerationRequest, GenerationTask, Out
 from tests.relay_messages import PROFILE, tail_info
 from workers.head.courier import GIVE_UP_AFTER_S, Courier, TailSilent
 from workers.head.ensemble import Ensemble
-from workers.head.intake import Intake
+from workers.head.intake import LONG_CHARACTERS, Intake
 from workers.head.jobs import Job
 from workers.head.session import HeadOffer, TailSearch
 from workers.head.stops import StopWatch
@@ -310,9 +310,14 @@ def test_the_stop_watch_tells_of_live_jobs_and_asks_on_while_the_queue_server_is
 
 
 class Prompts:
-    """Reads one prompt in its own way."""
+    """Reads one prompt in its own way, and a long one when it is let."""
+
+    def __init__(self) -> None:
+        self.may_read_long = threading.Event()
 
     def read_all(self, task: GenerationTask) -> Ensemble:
+        if len(str(task.request.prompt)) > LONG_CHARACTERS:
+            assert self.may_read_long.wait(30)
         if task.request.prompt == "broken":
             raise TypeError("can only concatenate str")
         return Ensemble(tuple(Mock(spec=Job, suspect=False) for _ in range(2)))
@@ -331,3 +336,16 @@ def test_a_prompt_that_breaks_its_reader_fails_alone_and_a_suspect_is_marked() -
     assert all(job.suspect for job in suspect.jobs)
     assert isinstance(usual, Ensemble)
     assert not any(job.suspect for job in usual.jobs)
+
+
+def test_a_long_prompt_holds_up_neither_who_delivers_it_nor_other_prompts() -> None:
+    prompts = Prompts()
+    intake = Intake(prompts, "head")  # type: ignore[arg-type]
+    long = GenerationRequest(None, ({"role": "user", "content": "x" * LONG_CHARACTERS},), 0)
+    requests = [GenerationRequest("x" * (LONG_CHARACTERS + 1), None, 0), long, GenerationRequest("short", None, 0)]
+    for number, request in enumerate(requests):
+        intake.deliver(GenerationTask(f"job{number}", 1, "batch", "c", "m", request))
+    assert intake.take() is not None
+    assert intake.take() is None
+    prompts.may_read_long.set()
+    wait_until(lambda: intake.num_waiting == 2)

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import re
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from tokenizers.processors import TemplateProcessing
 
 from relay.fields import MAX_BARRED, MAX_BIASES, MAX_HISTORY
 from relay.messages import History, Sampling
 from tasks.generation import FailureType, GenerationRequest, TokenBias
-from tests.models import EOS_ID, VOCABULARY, byte_tokenizer
+from tests.models import EOS_ID, VOCABULARY, byte_tokenizer, smollm2_directory
 from tests.pair import tasks_for
+from workers.engine.tokenizer import load_tokenizer
 from workers.head.jobs import Job
 from workers.head.prompts import PromptReader, PromptRejected
 
@@ -89,3 +93,53 @@ def test_a_text_longer_than_a_frame_may_tell_is_refused_with_penalties_only() ->
     assert read(request, context=10**6).sampling == read().sampling
     with pytest.raises(PromptRejected, match=f"tokens that penalties count: expected at most {MAX_HISTORY}"):
         read(replace(request, presence_penalty=0.5), context=10**6)
+
+
+def refusal(request: GenerationRequest, context: int = 64) -> PromptRejected:
+    with pytest.raises(PromptRejected) as refused:
+        read(request, context=context)
+    return refused.value
+
+
+@pytest.mark.parametrize(
+    ("prompt", "messages"), [("1" * 5000, None), (None, ({"role": "user", "content": "1" * 5000},))]
+)
+def test_what_cannot_fit_is_refused_before_it_is_tokenised(
+    prompt: str | None, messages: tuple[dict[str, Any], ...] | None
+) -> None:
+    refused = refusal(replace(REQUEST, prompt=prompt, messages=messages))
+    assert refused.failure is FailureType.CONTEXT_LENGTH
+    assert re.match(r"the prompt has at least 5\d\d\d tokens, the served context is 64 ", str(refused))
+
+
+def test_what_may_fit_is_counted_exactly() -> None:
+    refused = refusal(replace(REQUEST, prompt="e" * 64))
+    assert refused.failure is FailureType.CONTEXT_LENGTH
+    assert str(refused).startswith("the prompt has 64 tokens, ")
+    assert read(replace(REQUEST, prompt="e" * 63)).num_prompt == 63
+
+
+@pytest.mark.parametrize("prompt", ["Once upon a time", " <|im_start|> é你😀\n\n", "e\u0301"])
+def test_a_prompt_has_the_tokens_that_the_tokenizer_gives_it(prompt: str) -> None:
+    tokenizer = load_tokenizer(smollm2_directory())
+    reader = PromptReader(tokenizer=tokenizer, eos=(), vocab_size=len(tokenizer), context=64)
+    job = reader.read(tasks_for([replace(REQUEST, prompt=prompt)])[0])
+    assert job.tokens == tokenizer(prompt)["input_ids"]
+
+
+def test_a_beginning_of_sequence_is_put_before_a_prompt_and_not_before_a_chat() -> None:
+    tokenizer = byte_tokenizer()
+    begin = ("<|endoftext|>", 256)
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(f"{begin[0]} $A", special_tokens=[begin])
+    reader = PromptReader(tokenizer=tokenizer, eos=(), vocab_size=VOCABULARY, context=64)
+    chat = replace(REQUEST, prompt=None, messages=({"role": "user", "content": "a"},))
+    prompt, messages = (reader.read(task).tokens for task in tasks_for([replace(REQUEST, prompt="a"), chat]))
+    assert prompt == tokenizer("a")["input_ids"] == [256, *byte_tokenizer()("a")["input_ids"]]
+    assert messages[0] == byte_tokenizer()("<|im_start|>")["input_ids"][0]
+
+
+def test_many_threads_read_at_the_same_time() -> None:
+    reader = PromptReader(tokenizer=byte_tokenizer(), eos=(), vocab_size=VOCABULARY, context=10**6)
+    tasks = tasks_for([replace(REQUEST, prompt=f"{number} " * 20_000) for number in range(16)])
+    with ThreadPoolExecutor(8) as threads:
+        assert [job.num_prompt for job in threads.map(reader.read, tasks)] == [40_000] * 10 + [60_000] * 6

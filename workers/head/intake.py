@@ -6,21 +6,30 @@ import logging
 import queue
 from collections.abc import Callable
 
-from tasks.generation import FailureType, GenerationTask, Outcome
+from tasks.generation import FailureType, GenerationRequest, GenerationTask, Outcome
+from workers.head.background import Background
 from workers.head.ensemble import Ensemble
 from workers.head.prompts import PromptReader, PromptRejected
+
+#: characters from which on a prompt is long: reading it takes a noticeable time
+LONG_CHARACTERS = 256 * 1024
 
 log = logging.getLogger(__name__)
 
 
 class Intake:
-    """Tokenises in the caller's thread, so that a long prompt does not hold up a round."""
+    """Tokenises in the caller's thread, so that no prompt holds up a round.
+
+    Long prompts have a thread of their own that reads one after another: whoever delivers them goes on at once, and the
+    memory that they take meanwhile does not add up.
+    """
 
     def __init__(self, prompts: PromptReader, head_id: str) -> None:
         self._prompts = prompts
         self._head_id = head_id
         self._ready: queue.SimpleQueue[Ensemble | Outcome] = queue.SimpleQueue()
         self._wake: Callable[[], None] = lambda: None
+        self._long = Background("long-prompts")
 
     def wakes(self, wake: Callable[[], None]) -> None:
         """Call `wake`, from any thread, whenever something has come."""
@@ -28,6 +37,12 @@ class Intake:
 
     def deliver(self, task: GenerationTask, suspect: bool = False) -> None:
         """Take a task; a suspect one runs alone. Thread-safe."""
+        if _is_long(task.request):
+            self._long.do(lambda: self._bring(task, suspect))
+        else:
+            self._bring(task, suspect)
+
+    def _bring(self, task: GenerationTask, suspect: bool) -> None:
         self._ready.put(self._read(task, suspect))
         self._wake()
 
@@ -55,3 +70,8 @@ class Intake:
     def num_waiting(self) -> int:
         """What waits to be taken, about."""
         return self._ready.qsize()
+
+
+def _is_long(request: GenerationRequest) -> bool:
+    texts = [request.prompt, *(message.get("content") for message in request.messages or ())]
+    return sum(len(text) for text in texts if isinstance(text, str)) >= LONG_CHARACTERS

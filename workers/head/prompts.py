@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +12,7 @@ from relay.messages import Sampling
 from tasks.generation import FailureType, GenerationRequest, GenerationTask
 from workers.head.completion import Completion
 from workers.head.ensemble import Ensemble
+from workers.head.fewest import FewestTokens
 from workers.head.jobs import Job
 from workers.head.likelihoods import Likelihoods
 from workers.head.spelling import Spelling
@@ -37,11 +37,15 @@ class PromptReader:
     #: longest prompt + completion, in tokens
     context: int
     _spelling: Spelling = field(init=False)
-    # a fast tokenizer refuses to be used by two threads at once
-    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _fewest: FewestTokens = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_spelling", Spelling(self.tokenizer.backend_tokenizer))
+        backend = self.tokenizer.backend_tokenizer
+        # a tokenizer may be used by many threads as long as nobody changes it
+        backend.no_truncation()
+        backend.no_padding()
+        object.__setattr__(self, "_spelling", Spelling(backend))
+        object.__setattr__(self, "_fewest", FewestTokens(backend))
 
     def read(self, task: GenerationTask) -> Job:
         """The job of a task's first choice. Raises PromptRejected."""
@@ -53,8 +57,7 @@ class PromptReader:
         return Ensemble(tuple(self._job(task, prompt, choice) for choice in range(task.request.n)))
 
     def _prompt(self, request: GenerationRequest) -> list[int]:
-        with self._lock:
-            prompt = self._tokens(request)
+        prompt = self._tokens(request)
         self._check(prompt)
         return prompt
 
@@ -126,11 +129,7 @@ class PromptReader:
         if not prompt:
             raise PromptRejected(FailureType.INVALID_PROMPT, "the prompt has no tokens; expected at least one")
         if len(prompt) >= self.context:
-            raise PromptRejected(
-                FailureType.CONTEXT_LENGTH,
-                f"the prompt has {len(prompt)} tokens, the served context is {self.context} "
-                f"(prompt and at least one completion token)",
-            )
+            raise self._too_long(f"{len(prompt)} tokens")
         for token in prompt:
             if not 0 <= token < self.vocab_size:
                 raise PromptRejected(FailureType.INVALID_PROMPT, f"token id {token} is not in 0..{self.vocab_size - 1}")
@@ -139,7 +138,7 @@ class PromptReader:
         if isinstance(request.prompt, tuple):
             return list(request.prompt)
         if request.prompt is not None:
-            return list(self.tokenizer(request.prompt)["input_ids"])
+            return self._encoded(request.prompt, add_special_tokens=True)
         return self._chat_tokens([dict(message) for message in request.messages or ()])
 
     def _chat_tokens(self, messages: list[dict[str, Any]]) -> list[int]:
@@ -155,4 +154,18 @@ class PromptReader:
                 FailureType.INVALID_PROMPT, f"the chat template refuses the messages: {error}"
             ) from error
         # The template writes the special tokens itself: no second BOS.
-        return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+        return self._encoded(text, add_special_tokens=False)
+
+    def _encoded(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        fewest = self._fewest(text)
+        if fewest >= self.context:
+            raise self._too_long(f"at least {fewest} tokens")
+        # of a single text `encode` would hold up every other thread
+        (encoding,) = self.tokenizer.backend_tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        return list(encoding.ids)
+
+    def _too_long(self, length: str) -> PromptRejected:
+        return PromptRejected(
+            FailureType.CONTEXT_LENGTH,
+            f"the prompt has {length}, the served context is {self.context} (prompt and at least one completion token)",
+        )

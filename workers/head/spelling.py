@@ -53,11 +53,11 @@ class Spelling:
 
 def _rule(decoder: Any) -> Callable[[str], bytes]:
     """How an entry of the vocabulary becomes bytes."""
-    steps = list(_steps(json.loads(decoder.__getstate__()))) if decoder is not None else []
-    if any(step["type"] == "ByteLevel" for step in steps):
-        return _from_stand_ins
-    replaced = [replaced for step in steps for replaced in _replaced(step)]
-    has_byte_tokens = any(step["type"] == "ByteFallback" for step in steps)
+    decoding = steps(decoder)
+    if any(step["type"] == "ByteLevel" for step in decoding):
+        return from_stand_ins
+    replaced = [replaced for step in decoding for replaced in _replaced(step)]
+    has_byte_tokens = any(step["type"] == "ByteFallback" for step in decoding)
 
     def read(entry: str) -> bytes:
         byte = _BYTE_TOKEN.fullmatch(entry) if has_byte_tokens else None
@@ -70,13 +70,18 @@ def _rule(decoder: Any) -> Callable[[str], bytes]:
     return read
 
 
-def _steps(decoder: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """A decoder, or what it is made of."""
-    if decoder["type"] != "Sequence":
-        yield decoder
+def steps(part: Any) -> list[dict[str, Any]]:
+    """What a tokenizer's normalizer, pre-tokenizer or decoder does, in order: the settings of each; none for None."""
+    return [] if part is None else list(_flat(json.loads(part.__getstate__())))
+
+
+def _flat(settings: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    if settings["type"] != "Sequence":
+        yield settings
         return
-    for part in decoder["decoders"]:
-        yield from _steps(part)
+    (parts,) = (value for name, value in settings.items() if name != "type")
+    for part in parts:
+        yield from _flat(part)
 
 
 def _replaced(step: dict[str, Any]) -> Iterator[tuple[str, str]]:
@@ -87,10 +92,10 @@ def _replaced(step: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield step["pattern"]["String"], step["content"]
 
 
-def _from_stand_ins(entry: str) -> bytes:
+def from_stand_ins(entry: str) -> bytes:
     """Byte-level BPE; what has no stand-in is taken as it is, as its decoder does."""
     try:
-        return bytes(_BYTE_OF[character] for character in entry)
+        return bytes(BYTE_OF[character] for character in entry)
     except KeyError:
         return entry.encode()
 
@@ -102,4 +107,5 @@ def _stand_ins() -> dict[str, int]:
     return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
 
 
-_BYTE_OF = _stand_ins()
+#: the byte that each stand-in stands for
+BYTE_OF = _stand_ins()
