@@ -107,7 +107,7 @@ class LiveText:
         if get_batch(self._database, self._row.batch_id).status == BatchStatus.VALIDATING:
             return [f"{self._row.id} is not queued yet: {why_unpublished(self._row.batch_id)}"]
         counts = Counts(**{self._row.state: 1})
-        reasons = list(why_nothing_moves(look_around(), counts, models=[self._row.model]))
+        reasons = list(why_nothing_moves(look_around(database=self._database), counts, models=[self._row.model]))
         return reasons or [f"{self._row.id} is {self._row.state}: jobs before it are served first"]
 
     def _explain(self, reasons: list[str]) -> None:

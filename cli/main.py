@@ -39,6 +39,7 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "retry": ("cli.commands.retry", "Run jobs of an ended batch again."),
         "delete": ("cli.commands.retention", "Delete batches with everything they hold."),
         "prune": ("cli.commands.retention", "Delete batches that ended long ago."),
+        "rejected": ("cli.commands.rejected", "Results that came for no job, kept; take them in."),
         "backup": ("cli.commands.retention", "Write a copy of the database to a file."),
         "models": ("cli.commands.models", "The models that are served, or a model's files."),
     },

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+import redis
+from redis.exceptions import NoPermissionError
+
 from cli.next_steps import with_next_step
 from storage.batch_records import Counts
+from storage.database import Database
 from tasks import keys
 from tasks.connection import connect, translated
 from tasks.errors import TaskError
 from tasks.heads import HeadInfo, live_heads, registered_models
+from tasks.kept_database import difference
 from tasks.queues import memory_share, num_waiting
 from tasks.settings import TaskSettings
 
@@ -28,6 +34,8 @@ class System:
     problem: str | None = None
     heads: tuple[HeadInfo, ...] = ()
     bookkeeper: bool = False
+    #: why results of the database that was asked about will not reach it
+    other_database: str | None = None
     #: messages waiting, by served name
     queued: dict[str, int] = field(default_factory=dict)
     #: of `maxmemory`; None without a limit
@@ -39,14 +47,15 @@ class System:
         return {
             "problem": self.problem,
             "bookkeeper": self.bookkeeper,
+            "other_database": self.other_database,
             "heads": heads,
             "queued": self.queued,
             "memory_share": self.memory_share,
         }
 
 
-def look_around(settings: TaskSettings | None = None) -> System:
-    """Ask the queue server, that of this process' variables without `settings`.
+def look_around(settings: TaskSettings | None = None, database: Database | None = None) -> System:
+    """Ask the queue server, that of this process' variables without `settings`; also whether `database` is kept there.
 
     Never raises for an unreachable one: that is one of the answers.
     """
@@ -57,11 +66,18 @@ def look_around(settings: TaskSettings | None = None) -> System:
             return System(
                 heads=tuple(live_heads(client)),
                 bookkeeper=bool(client.exists(keys.BOOKKEEPER)),
+                other_database=None if database is None else _other_database(client, database),
                 queued={model: num_waiting(client, model) for model in models},
                 memory_share=memory_share(client),
             )
     except TaskError as error:
         return System(problem=with_next_step(str(error), type(error)))
+
+
+def _other_database(client: redis.Redis, database: Database) -> str | None:
+    with suppress(NoPermissionError):  # an account of an earlier version may not ask
+        return difference(client, database)
+    return None
 
 
 def why_nothing_moves(
@@ -75,6 +91,11 @@ def why_nothing_moves(
     if system.problem:
         yield system.problem
         return
+    if system.other_database:
+        yield (
+            f"results of this database will not come: {system.other_database} (set SHARDQ_DATABASE_URL to the one that "
+            "is kept; outcomes that got lost on the way are in `shardq rejected`)"
+        )
     if not system.bookkeeper:
         yield "no bookkeeper runs: nothing is fed or recorded (start `shardq bookkeeper`)"
     if stopping:

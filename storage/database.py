@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import sqlite3
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -86,6 +87,15 @@ class Database:
     def address(self) -> str:
         """The address without its password."""
         return describe(self._engine)
+
+    @property
+    def place(self) -> str:
+        """Where it is, for people on other machines: file and host, or server and name; never a user or password."""
+        url = self._engine.url
+        if self.sqlite_file is not None:
+            return f"{self.sqlite_file.absolute()} on {socket.gethostname()}"
+        port = f":{url.port}" if url.port else ""
+        return f"postgresql://{url.host or url.query.get('host', '')}{port}/{url.database or ''}"
 
     @property
     def sqlite_file(self) -> Path | None:

@@ -6,6 +6,7 @@ Times are Unix seconds, durations seconds, sizes bytes. `docs/glossary.md` defin
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 
 from storage.states import JobState, StopReason
 
@@ -147,19 +148,32 @@ class OutcomeRow:
     logprobs: str | None = None
 
 
+class Fate(StrEnum):
+    """What became of one outcome."""
+
+    APPLIED = "applied"
+    #: the attempt had already ended
+    DUPLICATE = "duplicate"
+    #: of an attempt before the current one
+    STALE = "stale"
+    #: its batch was deleted here
+    DELETED = "deleted"
+    #: of a job, or an attempt of one, that this database has never had
+    UNKNOWN = "unknown"
+
+
 @dataclass(frozen=True, slots=True)
 class Recorded:
     """What became of a list of outcomes."""
 
-    applied: int
-    #: the attempt had already ended
-    duplicates: int
-    #: of another attempt than the current one
-    stale: int
-    #: of no known job
-    unknown: int
+    #: of each of them, in their order
+    fates: tuple[Fate, ...]
     #: batches that ended with these outcomes
     ended_batches: tuple[str, ...]
+
+    def count(self, fate: Fate) -> int:
+        """How many outcomes it befell."""
+        return self.fates.count(fate)
 
 
 @dataclass(frozen=True, slots=True)

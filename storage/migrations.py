@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import sqlite3
 import time
 from collections.abc import Callable, Sequence
@@ -19,6 +20,11 @@ from storage.errors import DatabaseUnavailable, SchemaInvalid, SchemaTooNew
 FIRST_VERSION = 1
 #: advisory lock under which PostgreSQL's schema is made; any constant nobody else uses
 _SCHEMA_LOCK = 5_741_902_113
+
+
+def new_id() -> str:
+    """An id for a database: `db_` and 16 hexadecimal digits."""
+    return f"db_{secrets.token_hex(8)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +85,19 @@ def _add_idle_time(connection: Connection) -> None:
     connection.execute(text("ALTER TABLE batch ADD COLUMN idle_s DOUBLE PRECISION NOT NULL DEFAULT 0"))
 
 
+#: version 7
+_IDENTITY = (
+    "CREATE TABLE identity (id VARCHAR NOT NULL PRIMARY KEY, mark VARCHAR, mark_before VARCHAR)",
+    "CREATE TABLE deleted_batch (id VARCHAR NOT NULL PRIMARY KEY, deleted_at DOUBLE PRECISION NOT NULL)",
+)
+
+
+def _add_identity(connection: Connection) -> None:
+    for statement in _IDENTITY:
+        connection.execute(text(statement))
+    connection.execute(text("INSERT INTO identity (id) VALUES (:id)"), {"id": new_id()})
+
+
 #: in order; the first leads from version 1 to version 2. `tables` always describes the newest version; an upgrade is
 #: written in SQL of its own, which stays as it is.
 UPGRADES: tuple[Upgrade, ...] = (
@@ -87,6 +106,7 @@ UPGRADES: tuple[Upgrade, ...] = (
     Upgrade("several completions of a job, and log probabilities", _add_choices),
     Upgrade("rounds by length of the draft and tokens accepted", _add_rounds_by_draft),
     Upgrade("time between a batch's end and its retry", _add_idle_time),
+    Upgrade("an id of the database, and the ids of deleted batches", _add_identity),
 )
 
 WriteTransaction = Callable[[Engine], AbstractContextManager[Connection]]
@@ -111,6 +131,7 @@ def prepare_schema(engine: Engine, upgrades: Sequence[Upgrade], writing: WriteTr
         if version is None:
             tables.metadata.create_all(connection)
             connection.execute(tables.schema_version.insert().values(version=target))
+            connection.execute(tables.identity.insert().values(id=new_id()))
         elif version < target:
             _back_up(engine, version)
             for upgrade in upgrades[version - FIRST_VERSION :]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -11,10 +11,10 @@ from sqlalchemy import Connection, Row, bindparam, select
 
 from storage.database import Database
 from storage.endings import end_batches, explanation, lock_batches_of
-from storage.job_records import OutcomeRow, Recorded
+from storage.job_records import Fate, OutcomeRow, Recorded
 from storage.served_models import profile_keys
 from storage.states import STOP_ENDS, TERMINAL_STATES, JobState
-from storage.tables import counter, job
+from storage.tables import counter, deleted_batch, job
 
 #: name of the counter of records whose job is not in the database
 UNKNOWN_RECORDS = "unknown_records"
@@ -28,38 +28,61 @@ _ENCODER = json.JSONEncoder(separators=(",", ":"))
 def record_outcomes(db: Database, outcomes: Sequence[OutcomeRow]) -> Recorded:
     """Record how attempts ended, in one transaction; at most 1,000 outcomes, about 200 are best.
 
-    The first terminal record of a job's current attempt wins. Later ones, and those of other attempts, are
-    counted in the job's row and change nothing else; those of unknown jobs are counted in `counter`. No clock
+    The first terminal record of a job's current attempt wins. Later ones, and those of earlier attempts, are counted
+    in the job's row and change nothing else; those of jobs that are not here are counted in `counter`. No clock
     decides. A stopped outcome gets the error code of its stop, and keeps its text. A batch without an open job ends
     with it.
     """
     if not outcomes:
-        return Recorded(0, 0, 0, 0, ())
+        return Recorded((), ())
     now = db.now()
     with db.write() as connection:
         current = _lock(connection, sorted({outcome.job for outcome in outcomes}))
+        deleted = _deleted(connection, {outcome.job for outcome in outcomes} - current.keys())
         profiles = profile_keys(connection, {row.model for row in current.values()})
-        applied: dict[str, dict[str, Any]] = {}
-        duplicates: list[str] = []
-        stale: list[str] = []
-        num_unknown = 0
-        for outcome in outcomes:
-            row = current.get(outcome.job)
-            if row is None:
-                num_unknown += 1
-            elif row.attempt != outcome.attempt:
-                stale.append(row.id)
-            elif JobState(row.state) in TERMINAL_STATES or row.id in applied:
-                duplicates.append(row.id)
-            else:
-                applied[row.id] = _values(outcome, row.queued_at, now) | {"profile_key": profiles.get(row.model)}
-        _apply(connection, list(applied.values()), now)
-        _count(connection, "duplicate_records", duplicates)
-        _count(connection, "stale_records", stale)
-        _count_unknown(connection, num_unknown)
-        touched = sorted({current[job_id].batch_id for job_id in applied})
+        fates = _fates(outcomes, current, deleted)
+        jobs_of: dict[Fate, list[str]] = {fate: [] for fate in Fate}
+        applied = []
+        for outcome, fate in zip(outcomes, fates, strict=True):
+            jobs_of[fate].append(outcome.job)
+            if fate is Fate.APPLIED:
+                row = current[outcome.job]
+                applied.append(_values(outcome, row.queued_at, now) | {"profile_key": profiles.get(row.model)})
+        _apply(connection, applied, now)
+        _count(connection, "duplicate_records", jobs_of[Fate.DUPLICATE])
+        _count(connection, "stale_records", jobs_of[Fate.STALE])
+        _count_unknown(connection, len(jobs_of[Fate.UNKNOWN]) + len(jobs_of[Fate.DELETED]))
+        touched = sorted({current[job_id].batch_id for job_id in jobs_of[Fate.APPLIED]})
         ended = end_batches(connection, touched, now)
-    return Recorded(len(applied), len(duplicates), len(stale), num_unknown, tuple(ended))
+    return Recorded(fates, tuple(ended))
+
+
+def _fates(
+    outcomes: Sequence[OutcomeRow], current: Mapping[str, Row[Any]], deleted: Collection[str]
+) -> tuple[Fate, ...]:
+    """What becomes of each outcome, those before it being recorded."""
+    ended = {row.id for row in current.values() if JobState(row.state) in TERMINAL_STATES}
+    fates = []
+    for outcome in outcomes:
+        row = current.get(outcome.job)
+        if row is None:
+            fate = Fate.DELETED if outcome.job in deleted else Fate.UNKNOWN
+        elif outcome.attempt != row.attempt:
+            # A later attempt than any here: this database is a backup from before that retry.
+            fate = Fate.STALE if outcome.attempt < row.attempt else Fate.UNKNOWN
+        else:
+            fate = Fate.DUPLICATE if outcome.job in ended else Fate.APPLIED
+            ended.add(outcome.job)
+        fates.append(fate)
+    return tuple(fates)
+
+
+def _deleted(connection: Connection, job_ids: Collection[str]) -> set[str]:
+    """Those of these jobs whose batch was deleted here."""
+    batches = {job_id: job_id.rpartition("-")[0] for job_id in job_ids}
+    query = select(deleted_batch.c.id).where(deleted_batch.c.id.in_(sorted(set(batches.values()))))
+    found = set(connection.execute(query).scalars()) if batches else set()
+    return {job_id for job_id, batch_id in batches.items() if batch_id in found}
 
 
 def unknown_records(db: Database) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sqlite3
 import tempfile
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 
 from sqlalchemy import func, select
@@ -14,7 +14,7 @@ from storage.copies import copy_sqlite
 from storage.database import Database
 from storage.errors import BackupFailed, BatchNotFound, BatchOpen
 from storage.states import DELETABLE_STATUSES, TERMINAL_STATUSES
-from storage.tables import batch, job
+from storage.tables import batch, deleted_batch, job
 
 
 def delete_batch(db: Database, batch_id: str) -> int:
@@ -31,6 +31,7 @@ def delete_batch(db: Database, batch_id: str) -> int:
             raise BatchOpen(batch_id, status)
         deleted = connection.execute(job.delete().where(job.c.batch_id == batch_id)).rowcount
         connection.execute(batch.delete().where(batch.c.id == batch_id))
+        connection.execute(deleted_batch.insert().values(id=batch_id, deleted_at=db.now()))
     return deleted
 
 
@@ -76,12 +77,19 @@ def backup(db: Database, path: Path) -> None:
         raise BackupFailed(f"no backup was written to {path}: {error}") from error
 
 
+def _take_mark(copy: Path) -> None:
+    """The mark is the original's (`storage.identity`): no bookkeeper has written to the copy."""
+    with closing(sqlite3.connect(copy)) as connection, connection:
+        connection.execute("UPDATE identity SET mark = NULL, mark_before = NULL")
+
+
 def _copy_whole(source: Path, target: Path) -> None:
     # The file is private from its beginning: it holds prompts and answers.
     handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".part")
     part = Path(name)
     try:
         copy_sqlite(source, part)
+        _take_mark(part)
         os.fsync(handle)
         part.rename(target)
     finally:

@@ -60,6 +60,25 @@ metadata = MetaData()
 
 schema_version = Table("schema_version", metadata, Column("version", Integer, nullable=False))
 
+#: one row: which database this is (`storage.identity`)
+identity = Table(
+    "identity",
+    metadata,
+    #: made with the tables; a copy or a backup has the same
+    Column("id", String, primary_key=True),
+    #: random, renewed by the bookkeeper that writes here; and the one before
+    Column("mark", String),
+    Column("mark_before", String),
+)
+
+#: what is remembered of a deleted batch, so that a late outcome of it is known for what it is
+deleted_batch = Table(
+    "deleted_batch",
+    metadata,
+    Column("id", String, primary_key=True),
+    Column("deleted_at", Double, nullable=False),
+)
+
 #: totals that belong to no row, such as records of unknown jobs
 counter = Table(
     "counter",

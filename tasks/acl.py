@@ -95,9 +95,9 @@ def for_client() -> list[str]:
         Grant(("sadd", "smembers"), keys=_bindings(_ANY_QUEUE)),
         Grant(
             ("get", "mget", "exists", "smembers", "hget", "hgetall", "hkeys"),
-            reads=[keys.HEADS, keys.head("*"), keys.MODELS, keys.BOOKKEEPER],
+            reads=[keys.HEADS, keys.head("*"), keys.MODELS, keys.BOOKKEEPER, keys.DATABASE],
         ),
-        Grant(("xlen", "exists"), reads=[keys.RESULTS]),
+        Grant(("xlen", "exists"), reads=[keys.RESULTS, keys.REJECTED, keys.UNKNOWN]),
         Grant(("set", "pexpire"), writes=[keys.follow("*")]),
         Grant(("xrange",), reads=[keys.followed_text("*")]),
         Grant(("info",)),

@@ -28,6 +28,7 @@ from tasks import keys, lease
 from tasks.connection import connect, ping, translated
 from tasks.errors import QueueFull, QueueUnreachable, TaskError
 from tasks.feeder import Feeder
+from tasks.kept_database import MARK_S, difference, publish
 from tasks.publish import Publisher
 from tasks.reconciler import COUNT_S, Reconciler
 from tasks.recorder import Recorder
@@ -83,6 +84,7 @@ class Bookkeeper:
     ) -> None:
         self._client = client
         self._clock = clock
+        self._database = database
         self._identity = f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
         self._recorder = Recorder(database, ResultsReader(client))
         self._tenure_until = float("-inf")
@@ -90,7 +92,10 @@ class Bookkeeper:
         self._feeder = feeder = Feeder(database, client, publisher, settings)
         reconciler = Reconciler(database, client, publisher, settings.scan_interval_s)
         stopper = Stopper(database, client, lambda: self._clock())
+        # Before anything is fed: whoever submits must know where the results will be.
+        self._tell = Duty("tell which database is kept", MARK_S, lambda _: publish(client, database))
         self._duties = [
+            self._tell,
             Duty("look after heads", HEADS_S, Restorer(client).turn, without_database=True),
             Duty("mirror the served names", MODELS_S, lambda _: mirror_models(client, database)),
             Duty("stop jobs", STOPS_S, lambda _: stopper.turn()),
@@ -164,12 +169,20 @@ class Bookkeeper:
         state = lease.take(self._client, keys.BOOKKEEPER, self._identity, TENURE_MS)
         holds = state is lease.LeaseState.HELD
         if not holds and not self._waits:
-            log.warning("another bookkeeper is at work; this one waits until it stops")
+            self._say_who_is_at_work()
         if holds and self._waits:
             log.warning("this bookkeeper takes over")
+        if holds and self._tenure_until == float("-inf"):
+            self._tell.due = float("-inf")
         self._waits = not holds
         self._tenure_until = now + TENURE_RENEWAL_S if holds else float("-inf")
         return holds
+
+    def _say_who_is_at_work(self) -> None:
+        if other := difference(self._client, self._database):
+            log.error("another bookkeeper is at work, with another database: %s; this one waits until it stops", other)
+        else:
+            log.warning("another bookkeeper is at work; this one waits until it stops")
 
 
 def _attempt(work: Callable[[], object], failures: list[Exception]) -> None:

@@ -11,6 +11,7 @@ TaskError
 ├── RecordInvalid       an entry of the results stream cannot be read
 ├── ParameterInvalid    a request's field is not what it should be
 ├── JobUnfinished       a job has no result to be written
+├── OtherDatabase       the bookkeeper writes another database than this one
 └── MetricsRefused      `/metrics` cannot be served where it was asked for
 """
 
@@ -31,6 +32,10 @@ class QueueFull(QueueUnreachable):
 
 class QueueRefused(TaskError):
     """The queue server refuses us (password, permissions), or its address is not safe to use."""
+
+
+class OtherDatabase(TaskError):
+    """The bookkeeper of the queue server writes another database: what is queued from this one is lost to it."""
 
 
 class MetricsRefused(TaskError):

@@ -20,6 +20,7 @@ from tasks import keys, queues
 from tasks.connection import connect, translated
 from tasks.errors import QueueUnreachable
 from tasks.heads import live_heads
+from tasks.kept_database import refuse_other_database
 from tasks.publish import Publication, Publisher
 from tasks.served import model_names
 from tasks.settings import BookkeeperSettings
@@ -150,12 +151,13 @@ class Feeder:
 def feed_once(database: Database, settings: BookkeeperSettings) -> int:
     """One pass of the feeder, for a process that is no bookkeeper; the number of jobs published.
 
-    A bookkeeper at work feeds by itself, within a second: then none. Raises QueueUnreachable, QueueRefused or a
-    StorageError.
+    A bookkeeper at work feeds by itself, within a second: then none. Raises OtherDatabase, QueueUnreachable,
+    QueueRefused or a StorageError.
     """
     client = connect(settings)
     try:
         with translated(), Publisher(settings) as publisher:
+            refuse_other_database(client, database)
             if client.exists(keys.BOOKKEEPER):
                 return 0
             return Feeder(database, client, publisher, settings).feed()

@@ -6,6 +6,8 @@ from __future__ import annotations
 RESULTS = "shardq:results"
 #: records nobody could read, kept for a look
 REJECTED = "shardq:results:rejected"
+#: outcomes of jobs that the bookkeeper's database does not have, kept until somebody who has them takes them
+UNKNOWN = "shardq:results:unknown"
 #: the consumer group and its only consumer
 RESULTS_GROUP = "bookkeeper"
 #: set of the ids of all heads that may own unacknowledged messages
@@ -14,6 +16,8 @@ HEADS = "shardq:heads"
 MODELS = "shardq:models"
 #: lease of the one working bookkeeper
 BOOKKEEPER = "shardq:bookkeeper"
+#: which database the bookkeeper writes, as JSON; it stays when none is at work
+DATABASE = "shardq:database"
 
 #: hash: task id → why the attempt shall end before its text does
 STOPS = "shardq:stops"

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from storage.database import Database
-from storage.job_records import ChoiceRow, OutcomeRow, RunningJob
+from storage.job_records import ChoiceRow, Fate, OutcomeRow, RunningJob
 from storage.jobs import mark_running
 from storage.outcomes import record_outcomes
 from storage.states import JobState
@@ -55,29 +55,33 @@ class Recorder:
         records = [record for entry, fields in entries.items() if (record := _decoded(entry, fields))]
         started = [(r.entry, _running(r.content)) for r in records if isinstance(r.content, Started)]
         outcomes = [(r.entry, outcome_row(r.content)) for r in records if isinstance(r.content, Outcome)]
-        stored = [
-            *_store(started, lambda rows: mark_running(self._database, rows)),
-            *_store(outcomes, self._record_outcomes),
-        ]
-        self._reader.settle(stored)
-        for entry in entries.keys() - set(stored):
-            self._reader.reject(entry, entries[entry])
+        fates = {**store(started, self._mark_running), **store(outcomes, self._record_outcomes)}
+        self._reader.settle([entry for entry, fate in fates.items() if fate is not Fate.UNKNOWN])
+        for entry, fields in entries.items():
+            if fates.get(entry) is Fate.UNKNOWN:
+                self._reader.put_aside(entry, fields)
+            elif entry not in fates:
+                self._reader.reject(entry, fields)
         return len(entries)
 
-    def _record_outcomes(self, rows: Sequence[OutcomeRow]) -> None:
+    def _mark_running(self, rows: Sequence[RunningJob]) -> Sequence[Fate]:
+        mark_running(self._database, rows)
+        return [Fate.APPLIED] * len(rows)
+
+    def _record_outcomes(self, rows: Sequence[OutcomeRow]) -> Sequence[Fate]:
         recorded = record_outcomes(self._database, rows)
-        self.tally.recorded(rows)
-        for row in rows:
-            log.info("outcome recorded", extra={"job": row.job, "attempt": row.attempt, "state": str(row.state)})
-        if recorded.duplicates or recorded.stale or recorded.unknown:
-            log.info(
-                "not applied: %d duplicate, %d stale, %d unknown records",
-                recorded.duplicates,
-                recorded.stale,
-                recorded.unknown,
-            )
+        self.tally.recorded([row for row, fate in zip(rows, recorded.fates, strict=True) if fate is Fate.APPLIED])
+        for row, fate in zip(rows, recorded.fates, strict=True):
+            told = {"job": row.job, "attempt": row.attempt, "state": str(row.state)}
+            if fate is Fate.APPLIED:
+                log.info("outcome recorded", extra=told)
+            elif fate is Fate.UNKNOWN:
+                log.error("outcome put aside, this database has no such job: `shardq rejected` shows it", extra=told)
+            else:
+                log.info("outcome not applied: %s", fate, extra=told)
         for batch in recorded.ended_batches:
             log.info("batch %s has ended", batch)
+        return recorded.fates
 
 
 def _decoded(entry: bytes, fields: dict[bytes, bytes] | None) -> Record | None:
@@ -88,20 +92,20 @@ def _decoded(entry: bytes, fields: dict[bytes, bytes] | None) -> Record | None:
         return None
 
 
-def _store(rows: Sequence[tuple[bytes, Row]], write: Callable[[Sequence[Row]], object]) -> list[bytes]:
-    """Write the rows in one transaction and return their entries.
+def store(rows: Sequence[tuple[bytes, Row]], write: Callable[[Sequence[Row]], Sequence[Fate]]) -> dict[bytes, Fate]:
+    """Write the rows of some entries in one transaction; what became of each entry.
 
-    A row the database cannot hold must not keep the others out: then each is written alone, and the entries
-    of those that fail are left out.
+    A row the database cannot hold must not keep the others out: then each is written alone, and the entries of those
+    that fail are left out.
     """
     try:
-        write([row for _, row in rows])
+        fates = write([row for _, row in rows])
     except (TypeError, ValueError, OverflowError) as error:
         if len(rows) == 1:
             log.error("put aside a record the database cannot hold: %s", error)
-            return []
-        return [entry for item in rows for entry in _store([item], write)]
-    return [entry for entry, _ in rows]
+            return {}
+        return {entry: fate for item in rows for entry, fate in store([item], write).items()}
+    return {entry: fate for (entry, _), fate in zip(rows, fates, strict=True)}
 
 
 def _running(started: Started) -> RunningJob:

@@ -37,10 +37,14 @@ _MAKE_GROUP = (
 return redis.call('XGROUP', 'CREATE', KEYS[1], ARGV[1], '0', 'MKSTREAM')
 """
 )
-_REJECT = (
+_MOVE = (
     ALLOW_OOM
     + """
-if #ARGV > 3 then redis.call('XADD', KEYS[2], 'MAXLEN', ARGV[3], '*', unpack(ARGV, 4)) end
+if #ARGV > 3 and tonumber(ARGV[3]) > 0 then
+  redis.call('XADD', KEYS[2], 'MAXLEN', ARGV[3], '*', unpack(ARGV, 4))
+elseif #ARGV > 3 then
+  redis.call('XADD', KEYS[2], '*', unpack(ARGV, 4))
+end
 redis.call('XACK', KEYS[1], ARGV[1], ARGV[2])
 return redis.call('XDEL', KEYS[1], ARGV[2])
 """
@@ -148,10 +152,18 @@ class ResultsReader:
         pipeline.execute()
 
     def reject(self, entry: bytes, fields: dict[bytes, bytes] | None) -> None:
-        """Move an unreadable entry aside, where it hurts no other record."""
+        """Move an unreadable entry aside, where it hurts no other record; of many the newest are kept."""
+        self._move(entry, fields, keys.REJECTED, _REJECTED_KEPT)
+
+    def put_aside(self, entry: bytes, fields: dict[bytes, bytes]) -> None:
+        """Keep an outcome that this database has no job for; all of them, until somebody takes them."""
+        self._move(entry, fields, keys.UNKNOWN, 0)
+
+    def _move(self, entry: bytes, fields: dict[bytes, bytes] | None, stream: str, kept: int) -> None:
+        """`kept`: entries that the other stream holds at most; 0: all."""
         flat = [part for item in (fields or {}).items() for part in item]
-        names = (keys.RESULTS, keys.REJECTED)
-        self._client.eval(_REJECT, len(names), *names, keys.RESULTS_GROUP, entry, _REJECTED_KEPT, *flat)
+        names = (keys.RESULTS, stream)
+        self._client.eval(_MOVE, len(names), *names, keys.RESULTS_GROUP, entry, kept, *flat)
 
     def _read(self, start: str, count: int, block_ms: int | None) -> list[tuple[bytes, dict[bytes, bytes]]]:
         reply = self._read_group(start, min(count, self._within), block_ms)

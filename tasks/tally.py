@@ -41,7 +41,7 @@ class Histogram:
 
 
 class Tally:
-    """Outcomes by how they ended, and how long they took. A record that came twice counts twice."""
+    """Outcomes by how they ended, and how long they took. A record that came twice counts once."""
 
     def __init__(self) -> None:
         self._ends: Counter[str] = Counter(dict.fromkeys(("stop", "length", "failed", "cancelled", "expired"), 0))

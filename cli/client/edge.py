@@ -19,7 +19,7 @@ from storage.errors import (
     SchemaInvalid,
     StorageError,
 )
-from tasks.errors import TaskError
+from tasks.errors import OtherDatabase, TaskError
 from tasks.logs import redact, secrets_of
 
 _NOT_FOUND = (BatchNotFound, JobNotFound)
@@ -44,6 +44,8 @@ def translated_errors() -> Iterator[None]:
 def _kind_of(kind: type[Exception]) -> type[ShardqError]:
     if issubclass(kind, _NOT_FOUND):
         return NotFound
+    if issubclass(kind, OtherDatabase):
+        return Refused
     if issubclass(kind, DatabaseUrlInvalid):
         return SettingInvalid
     return Unavailable if issubclass(kind, _UNAVAILABLE) else Refused

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
+from contextlib import suppress
 from typing import BinaryIO, Self
 
 import redis
@@ -26,9 +27,10 @@ from storage.queries import find_jobs, request_of
 from storage.settings import StorageSettings
 from storage.states import BatchStatus
 from tasks.connection import connect, ping, translated
-from tasks.errors import TaskError
+from tasks.errors import QueueUnreachable, TaskError
 from tasks.feeder import feed_once
 from tasks.heads import live_heads
+from tasks.kept_database import refuse_other_database
 from tasks.served import mirror_models, model_names
 from tasks.settings import BookkeeperSettings
 from tasks.stopper import Stopper
@@ -60,6 +62,10 @@ class Local:
 
     def write(self, stream: BinaryIO, order: Order, models: Models, endpoint: str | None, voice: Voice) -> Written:
         with translated_errors():
+            with translated():
+                remark = refuse_other_database(self._queue(), self._database)
+            if remark:
+                voice.warn(remark)
             return write_batch(self._database, stream, order, models, endpoint, voice)
 
     def feed(self) -> None:
@@ -110,6 +116,9 @@ class Local:
 
     def retry(self, batch: BatchRow, order: RetryOrder) -> Retried:
         with translated_errors():
+            # What cannot be asked now is asked again when the jobs are fed.
+            with suppress(QueueUnreachable), translated():
+                refuse_other_database(self._queue(), self._database)
             return run_again(self._database, batch, order)
 
     def cancel(self, target: BatchRow | JobRow) -> Stopped | None:
@@ -124,7 +133,7 @@ class Local:
             self._stopper.turn()
 
     def system(self) -> System:
-        return look_around(self._settings)
+        return look_around(self._settings, self._database)
 
     def tokens_per_s(self) -> float | None:
         try:

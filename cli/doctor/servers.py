@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import redis
 
 from cli.doctor.findings import Finding, failed, ok, warning
+from cli.doctor.kept import check_kept
 from relay.errors import RelayError
 from relay.guard import redact
 from relay.settings import RelaySettings
@@ -31,6 +32,7 @@ def check_queue() -> Iterator[Finding]:
             yield ok("queue", f"{redact(settings.broker_url)}, round trip {_round_trip_ms(client):.1f} ms")
             yield from _queue_configuration(client)
             yield from _bookkeeper(client)
+            yield from check_kept(client)
             yield from _heads(client)
     except (TaskError, RelayError) as error:
         yield failed("queue", f"{error} (SHARDQ_BROKER_URL; is Redis running there?)")

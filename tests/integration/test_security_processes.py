@@ -40,12 +40,17 @@ class Installation:
         self.metrics = ""
         self._processes = Processes(lambda name, line: self._lines.append(f"{name} | {line}"))
 
+    @property
+    def database(self) -> Path:
+        """The file of the bookkeeper's database."""
+        return self._directory / "shardq.sqlite3"
+
     def environment(self, user: str) -> dict[str, str]:
         """An account's variables, and where this installation keeps its database."""
         return {
             **self.servers.variables(user),
             "SHARDQ_DATA_DIR": str(self._directory),
-            "SHARDQ_DATABASE_URL": f"sqlite:///{self._directory / 'shardq.sqlite3'}",
+            "SHARDQ_DATABASE_URL": f"sqlite:///{self.database}",
             "SHARDQ_DEBUG": "1",
             "OMP_NUM_THREADS": "1",
             "OMP_WAIT_POLICY": "PASSIVE",
@@ -176,6 +181,21 @@ def test_every_process_does_its_work_with_no_more_than_its_rights(finished: Fini
     assert installation.servers.denied() == []
     shown = installation.run("client", "results", batch.stdout.split()[0], "--format", "jsonl").stdout
     assert len(shown.splitlines()) == 6
+
+
+def test_client_env_used_as_it_is_with_a_database_of_ones_own_is_refused_before_anything_is_queued(
+    finished: Finished, tmp_path: Path
+) -> None:
+    installation, _, _ = finished
+    own = Shardq(tmp_path, installation.servers.variables("client"))
+    message = error_of(own("submit", "-", "--model", MODEL, stdin=PROMPTS.encode()))
+    assert "not queued, the results would go elsewhere: the bookkeeper that ran last kept database" in message
+    assert f"{installation.database} on " in message
+    assert f"{tmp_path / 'shardq.sqlite3'} on " in message
+    assert own("list", "--json").stdout.strip() == "[]"
+    assert installation.servers.denied() == []
+    doctor = {finding["check"]: finding for finding in json.loads(own("doctor", "--json").stdout)}
+    assert (doctor["kept"]["grade"], doctor["rejected"]["grade"]) == ("failed", "ok")
 
 
 def test_no_password_is_in_a_command_line(finished: Finished) -> None:

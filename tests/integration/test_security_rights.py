@@ -24,8 +24,10 @@ from tasks.connection import connect
 from tasks.feeder import feed_once
 from tasks.following import Increment
 from tasks.generation import GenerationRequest, GenerationTask
+from tasks.kept_database import publish, refuse_other_database
 from tasks.publish import Publisher
 from tasks.reconciler import Reconciler
+from tasks.rejected import num_rejected, rejected, remove, take_in
 from tasks.restorer import Restorer
 from tasks.settings import BookkeeperSettings
 from tasks.stopper import Stopper
@@ -136,7 +138,11 @@ def test_the_bookkeeper_may_do_all_of_its_duties(servers: SecuredServers, databa
         results.publish_outcome(head, outcome(f"{batch}-4"))
         with servers.queue.admin() as admin:
             admin.xadd(keys.RESULTS, {"nonsense": "x"})
+        results.publish_outcome(head, outcome("batch_of_nobody-1"))
         bookkeeper.turn(threading.Event(), block_ms=10)
+        take_in(client, database)
+        kept, _ = rejected(client)
+        remove(client, kept.stream, [kept.entry])
         cancel_batch(database, batch)
         stopper = Stopper(database, client)
         stopper.turn()
@@ -155,17 +161,29 @@ def test_the_bookkeeper_may_do_all_of_its_duties(servers: SecuredServers, databa
     assert servers.denied() == []
 
 
+def test_an_account_of_an_earlier_version_queues_as_before_and_is_told_what_it_cannot_know(
+    servers: SecuredServers, database: Database
+) -> None:
+    head_of(servers).close()
+    with closing(connect(settings_of(servers, f"head-{HEAD_ID}"))) as may_not_ask:
+        assert "this account may not ask" in (refuse_other_database(may_not_ask, database) or "")
+    servers.denied()
+
+
 def test_a_client_may_look_and_what_it_may_not_is_told_in_words(
     servers: SecuredServers, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     head_of(servers).close()
     for name, value in servers.variables("client").items():
         monkeypatch.setenv(name, value)
-    system = look_around()
-    assert system.problem is None
+    with closing(connect(settings_of(servers, "bookkeeper"))) as bookkeeper:
+        publish(bookkeeper, database)
+    system = look_around(database=database)
+    assert (system.problem, system.other_database) == (None, None)
     with closing(connect(settings_of(servers, "client"))) as client:
         following.follow(client, "b-1.1")
         following.go_on(client, "b-1.1")
         assert following.told(client, "b-1.1", "0") == []
+        assert num_rejected(client) == (0, 0)
     assert [info.head_id for info in system.heads] == [HEAD_ID]
     assert servers.denied() == []

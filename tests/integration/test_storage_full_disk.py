@@ -15,7 +15,7 @@ from storage.batch_records import Counts, NewBatch
 from storage.batches import add_jobs, begin_submission, get_batch, publish_batch
 from storage.database import Database
 from storage.errors import BackupFailed, DatabaseBusy, DiskFull, StorageError
-from storage.job_records import ClaimedJob, NewJob, OutcomeRow
+from storage.job_records import ClaimedJob, Fate, NewJob, OutcomeRow
 from storage.jobs import claim_waiting, progress
 from storage.outcomes import record_outcomes
 from storage.retention import backup
@@ -81,7 +81,7 @@ def test_outcomes_that_do_not_fit_are_recorded_later_all_of_them(db: Database) -
 
     make_room(db)
     recorded = record_outcomes(db, outcomes)
-    assert (recorded.applied, recorded.duplicates, recorded.ended_batches) == (100, 0, (batch_id,))
+    assert (recorded.fates, recorded.ended_batches) == ((Fate.APPLIED,) * 100, (batch_id,))
 
 
 def test_a_cancellation_that_does_not_fit_cancels_nothing(db: Database) -> None:

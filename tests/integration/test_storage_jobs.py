@@ -18,7 +18,7 @@ from storage.batches import add_jobs, begin_submission, get_batch, publish_batch
 from storage.database import Database
 from storage.errors import JobNotFound
 from storage.figures import batch_figures
-from storage.job_records import ClaimedJob, NewJob, OutcomeRow, Recorded, RunningJob, Window
+from storage.job_records import ClaimedJob, Fate, NewJob, OutcomeRow, Recorded, RunningJob, Window
 from storage.jobs import (
     claim_waiting,
     get_job,
@@ -31,6 +31,7 @@ from storage.jobs import (
     window,
 )
 from storage.outcomes import record_outcomes, unknown_records
+from storage.retries import RetryChoice, retry_batch
 from storage.states import BatchStatus, JobState
 from storage.stops import expire_due, pending_stops, settle_stops
 from tests.integration.storage_databases import START, Clock
@@ -253,19 +254,31 @@ def test_the_first_end_of_an_attempt_wins_and_the_rest_is_counted(db: Database) 
     submit(db, 2)
     one, two = claim_waiting(db, "m", **ALL)
     first = [outcome(one, text="first"), outcome(one, text="second"), outcome(two, attempt=2)]
-    assert record_outcomes(db, first) == Recorded(1, 1, 1, 0, ())
+    assert record_outcomes(db, first) == Recorded((Fate.APPLIED, Fate.DUPLICATE, Fate.UNKNOWN), ())
 
     late = [
         outcome(one, text="third", finished_at=START - 99),
         outcome(one, state=JobState.FAILED),
         OutcomeRow("nothing-1", 1, "h", JobState.FAILED),
     ]
-    assert record_outcomes(db, late) == Recorded(0, 2, 0, 1, ())
+    assert record_outcomes(db, late) == Recorded((Fate.DUPLICATE, Fate.DUPLICATE, Fate.UNKNOWN), ())
 
     assert (get_job(db, one.id).text, get_job(db, one.id).duplicate_records) == ("first", 3)
-    assert (get_job(db, two.id).state, get_job(db, two.id).stale_records) == (JobState.QUEUED, 1)
-    assert unknown_records(db) == 1
-    assert record_outcomes(db, []) == Recorded(0, 0, 0, 0, ())
+    assert (get_job(db, two.id).state, get_job(db, two.id).stale_records) == (JobState.QUEUED, 0)
+    assert unknown_records(db) == 2
+    assert record_outcomes(db, []) == Recorded((), ())
+
+
+def test_an_outcome_of_an_attempt_before_a_retry_is_counted_and_one_of_an_attempt_to_come_is_unknown(
+    db: Database,
+) -> None:
+    batch_id = submit(db, 1)
+    (job,) = claim_waiting(db, "m", **ALL)
+    record_outcomes(db, [outcome(job, state=JobState.FAILED)])
+    assert retry_batch(db, batch_id, RetryChoice.of(JobState.FAILED)) == 1
+    early, late = outcome(job), outcome(job, attempt=3)
+    assert record_outcomes(db, [early, late]) == Recorded((Fate.STALE, Fate.UNKNOWN), ())
+    assert (get_job(db, job.id).state, get_job(db, job.id).stale_records) == (JobState.WAITING, 1)
 
 
 def test_an_outcome_of_a_job_whose_claim_was_given_back_still_counts(db: Database) -> None:
@@ -273,7 +286,7 @@ def test_an_outcome_of_a_job_whose_claim_was_given_back_still_counts(db: Databas
     claimed = claim_waiting(db, "m", **ALL)
     unclaim(db, claimed)
 
-    assert record_outcomes(db, [outcome(claimed[0])]).applied == 1
+    assert record_outcomes(db, [outcome(claimed[0])]).fates == (Fate.APPLIED,)
     assert claim_waiting(db, "m", **ALL) == []
 
 
@@ -448,8 +461,8 @@ def test_the_same_outcomes_from_two_threads_are_applied_once(url: str) -> None:
         with ThreadPoolExecutor(3) as pool:
             recorded = list(pool.map(lambda order: record_outcomes(db, order), orders))
 
-        assert sum(item.applied for item in recorded) == 100
-        assert sum(item.duplicates for item in recorded) == 200
+        assert sum(item.count(Fate.APPLIED) for item in recorded) == 100
+        assert sum(item.count(Fate.DUPLICATE) for item in recorded) == 200
         assert sum(len(item.ended_batches) for item in recorded) == 1
         assert get_batch(db, batch_id).counts == Counts(completed=100)
 

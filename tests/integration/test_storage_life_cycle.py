@@ -17,7 +17,7 @@ from storage.batch_records import BatchRow, NewBatch
 from storage.batches import add_jobs, begin_submission, list_batches, publish_batch
 from storage.database import Database
 from storage.errors import BatchEnded, BatchOpen
-from storage.job_records import ClaimedJob, InFlightJob, NewJob, OutcomeRow, RunningJob
+from storage.job_records import ClaimedJob, Fate, InFlightJob, NewJob, OutcomeRow, RunningJob
 from storage.jobs import claim_waiting, mark_running, queued_or_running, reclaim, unclaim
 from storage.outcomes import record_outcomes
 from storage.retention import delete_batch
@@ -120,8 +120,8 @@ class LifeCycle(RuleBasedStateMachine):
         outcome = OutcomeRow(item.id, item.attempt, "h", state, text="text", token_ids=(1,))
         recorded = record_outcomes(self.database, [outcome] * times)
         is_first = before is not None and before.attempt == item.attempt and before.state in OPEN_STATES
-        assert recorded.applied == int(is_first)
-        assert recorded.applied + recorded.duplicates + recorded.stale + recorded.unknown == times
+        assert recorded.count(Fate.APPLIED) == int(is_first)
+        assert len(recorded.fates) == times
 
     @rule(number=NUMBERS)
     def cancel_a_batch(self, number: int) -> None:

@@ -14,7 +14,7 @@ from storage.batch_records import NewBatch, Submission
 from storage.batches import add_jobs, begin_submission, get_batch, list_batches, publish_batch
 from storage.database import Database
 from storage.errors import BackupFailed, BatchNotFound, BatchOpen, SubmissionSuperseded
-from storage.job_records import NewJob, OutcomeRow
+from storage.job_records import Fate, NewJob, OutcomeRow
 from storage.jobs import claim_waiting, iterate_results
 from storage.outcomes import record_outcomes, unknown_records
 from storage.retention import backup, delete_batch, prune
@@ -75,7 +75,7 @@ def test_a_record_of_a_deleted_job_is_counted_and_does_no_harm(db: Database) -> 
     delete_batch(db, batch_id)
 
     recorded = record_outcomes(db, [OutcomeRow(f"{batch_id}-1", 1, "h", JobState.COMPLETED, "late")])
-    assert (recorded.unknown, unknown_records(db)) == (1, 1)
+    assert (recorded.fates, unknown_records(db)) == ((Fate.DELETED,), 1)
 
 
 def test_only_batches_that_ended_long_enough_ago_are_pruned(db: Database, clock: Clock) -> None:

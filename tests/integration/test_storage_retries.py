@@ -11,7 +11,7 @@ from storage.batches import add_jobs, begin_submission, get_batch, publish_batch
 from storage.database import Database
 from storage.errors import BatchIncomplete, BatchNotFound, BatchOpen
 from storage.figures import batch_figures
-from storage.job_records import ClaimedJob, JobRow, NewJob, OutcomeRow, RunningJob
+from storage.job_records import ClaimedJob, Fate, JobRow, NewJob, OutcomeRow, RunningJob
 from storage.jobs import claim_waiting, get_job, iterate_results, mark_running, progress
 from storage.outcomes import record_outcomes
 from storage.retries import RetryChoice, count_failures, find_jobs, retry_batch
@@ -110,7 +110,7 @@ def test_a_record_of_the_attempt_before_is_stale(db: Database) -> None:
     retry_batch(db, batch_id, RetryChoice.of(F))
 
     late = record_outcomes(db, [OutcomeRow(job.id, 1, "h", C, text="late")])
-    assert (late.applied, late.stale) == (0, 1)
+    assert late.fates == (Fate.STALE,)
     assert mark_running(db, [RunningJob(job.id, 1, "h")]) == 0
     assert (get_job(db, job.id).state, get_job(db, job.id).stale_records) == (JobState.WAITING, 1)
 

@@ -11,7 +11,7 @@ from storage.batch_records import Counts, NewBatch
 from storage.batches import add_jobs, begin_submission, get_batch, publish_batch
 from storage.database import Database
 from storage.errors import BatchEnded, BatchNotFound, JobNotFound, SubmissionSuperseded
-from storage.job_records import ClaimedJob, NewJob, OutcomeRow, PendingStop, RunningJob, Stopped
+from storage.job_records import ClaimedJob, Fate, NewJob, OutcomeRow, PendingStop, RunningJob, Stopped
 from storage.jobs import (
     claim_waiting,
     get_job,
@@ -174,7 +174,7 @@ def test_a_stop_that_nobody_is_left_to_carry_out_is_settled(db: Database) -> Non
 
     assert (status(db, batch_id), get_batch(db, batch_id).counts) == (BatchStatus.CANCELLED, Counts(cancelled=2))
     late = record_outcomes(db, [stopped(one, JobState.COMPLETED, "late")])
-    assert (late.applied, late.duplicates) == (0, 1)
+    assert late.fates == (Fate.DUPLICATE,)
     assert (get_job(db, one.id).text, get_job(db, one.id).duplicate_records) == (None, 1)
 
 
