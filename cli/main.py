@@ -9,7 +9,6 @@ import traceback
 from collections.abc import Callable
 from difflib import get_close_matches
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from cli.destination import let_streams_take_any_text
 from cli.errors import ExitCode, ShardqError
 from cli.manner import Manner
 from cli.next_steps import with_next_step
+from relay.installed import installed_version
 
 #: section → command → (module, help line). The modules are imported only when their command runs.
 SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
@@ -225,14 +225,6 @@ def _settings_problems(error: Exception) -> str | None:
     from cli.setting_errors import described
 
     return described(error)
-
-
-def installed_version() -> str:
-    """The version of the installed distribution."""
-    try:
-        return version("shardq")
-    except PackageNotFoundError:
-        return "unknown (not installed)"
 
 
 def _print_version(ctx: click.Context, _: click.Parameter, value: bool) -> None:

@@ -24,11 +24,11 @@ import msgpack
 from relay import downward, upward
 from relay.errors import FrameInvalid
 from relay.fields import MAX_ROWS, Fields
-from relay.messages import DTYPE_BYTES, Error, Hello, Message, Prefill, Release, Round, Verdict, Welcome
+from relay.messages import DTYPE_BYTES, FRAME_VERSION, Error, Hello, Message, Prefill, Release, Round, Verdict, Welcome
 from relay.shrink import shrink
 from relay.tensors import describe, raw, read_tensor
 
-VERSION = 4
+VERSION = FRAME_VERSION
 #: bytes; the largest frame that either side accepts unless told otherwise
 MAX_FRAME_BYTES = 64 << 20
 #: bytes of a frame's header

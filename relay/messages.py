@@ -15,6 +15,11 @@ from enum import StrEnum
 from relay.profile import Profile
 from relay.tail_figures import TailFigures
 
+#: of the frames' format: both sides of a link speak the same one
+FRAME_VERSION = 4
+#: that of heads and tails that do not tell theirs: at this one they began to
+FIRST_TOLD_FRAMES = 4
+
 
 @dataclass(frozen=True, slots=True)
 class Tensor:

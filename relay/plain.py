@@ -15,22 +15,25 @@ T = TypeVar("T")
 _Reader = Callable[[object], Any]
 
 
-def from_plain(cls: type[T], value: object) -> T:
+def from_plain(cls: type[T], value: object, growing: frozenset[type] = frozenset()) -> T:
     """The frozen dataclass `cls` whose fields these are; lists become tuples. Raises ValueError naming the field.
 
     Knows fields of the types that JSON has, enums of texts, tuples of one type, dataclasses, and unions of these.
-    Fields with a default may be missing; unknown ones are refused.
+    Fields with a default may be missing; unknown ones are refused, but left out for the classes in `growing`: a later
+    version may tell more of these, and what is known of them holds without it.
     """
     if not isinstance(value, dict):
         raise ValueError(f"{cls.__name__}: expected an object, got {type(value).__name__}")
     kind: Any = cls
-    readers = _readers(kind)
-    if unknown := value.keys() - readers.keys():
+    readers = _readers(kind, growing)
+    if (unknown := value.keys() - readers.keys()) and cls not in growing:
         raise ValueError(f"{cls.__name__}: unknown field {min(map(str, unknown))[:40]!r}")
     if missing := _required(kind) - value.keys():
         raise ValueError(f"{cls.__name__}: no field {min(missing)!r}")
     read: dict[str, Any] = {}
     for name, item in value.items():
+        if name in unknown:
+            continue
         try:
             read[name] = readers[name](item)
         except ValueError as error:
@@ -45,22 +48,22 @@ def _required(cls: Any) -> frozenset[str]:
 
 
 @cache
-def _readers(cls: Any) -> dict[str, _Reader]:
+def _readers(cls: Any, growing: frozenset[type]) -> dict[str, _Reader]:
     hints = get_type_hints(cls)
-    return {f.name: _reader(hints[f.name]) for f in fields(cls)}
+    return {f.name: _reader(hints[f.name], growing) for f in fields(cls)}
 
 
-def _reader(hint: Any) -> _Reader:
+def _reader(hint: Any, growing: frozenset[type]) -> _Reader:
     origin = get_origin(hint)
     if hint is Any:
         return lambda value: value
     if origin in (Union, UnionType):
-        return _one_of(get_args(hint))
+        return _one_of(get_args(hint), growing)
     if origin is tuple:
-        return _many(_reader(get_args(hint)[0]))
+        return _many(_reader(get_args(hint)[0], growing))
     if is_dataclass(hint):
         kind = cast("type[Any]", hint)
-        return lambda value: from_plain(kind, value)
+        return lambda value: from_plain(kind, value, growing)
     if isinstance(hint, type) and issubclass(hint, StrEnum):
         return _member(hint)
     return _exactly(origin or hint)
@@ -97,8 +100,8 @@ def _member(kind: type[StrEnum]) -> _Reader:
     return read
 
 
-def _one_of(hints: tuple[Any, ...]) -> _Reader:
-    arms = [_reader(hint) for hint in hints if hint is not NoneType]
+def _one_of(hints: tuple[Any, ...], growing: frozenset[type]) -> _Reader:
+    arms = [_reader(hint, growing) for hint in hints if hint is not NoneType]
 
     def read(value: object) -> Any:
         if value is None and NoneType in hints:

@@ -20,6 +20,7 @@ import redis
 from relay import keys
 from relay.connections import Connections
 from relay.errors import RelayError, RelayRefused
+from relay.messages import FIRST_TOLD_FRAMES
 from relay.plain import from_plain
 from relay.settings import RelaySettings
 from relay.transport import TailInfo
@@ -32,6 +33,7 @@ EPOCH_TTL_S = 3600
 MAX_EPOCH = 2**53 - 1
 #: bytes of a presence; ours have about 400
 MAX_PRESENCE_BYTES = 1 << 16
+_GROWING = frozenset({TailInfo})
 #: seconds after which a beat that failed is tried again: half a life must not pass for one broken connection
 AGAIN_S = 0.5
 
@@ -75,6 +77,8 @@ class Presence:
 
     def to_json(self) -> bytes:
         t = self.tail
+        # heads that know of one version only would refuse the field
+        frames = {} if t.frames == FIRST_TOLD_FRAMES else {"frames": t.frames}
         return json.dumps(
             {
                 "tail": t.tail,
@@ -85,18 +89,21 @@ class Presence:
                 "pulse": t.pulse,
                 "room": None if t.room is None else asdict(t.room),
                 "epoch": self.epoch,
+                **frames,
             }
         ).encode()
 
     @classmethod
     def from_json(cls, tail: str, data: bytes) -> Presence | None:
-        """The presence of `tail`; None, with a logged reason, if `data` is none."""
+        """The presence of `tail`, which a later version may have told; None, with a logged reason, if it is none."""
         try:
             if len(data) > MAX_PRESENCE_BYTES:
                 raise ValueError(f"{len(data)} bytes are too many")
             value = json.loads(data)
-            epoch = value.pop("epoch") if isinstance(value, dict) else None
-            info = from_plain(TailInfo, value)
+            if not isinstance(value, dict):
+                raise ValueError(f"expected an object, got {type(value).__name__}")
+            epoch = value.pop("epoch")
+            info = from_plain(TailInfo, {"frames": FIRST_TOLD_FRAMES, **value}, _GROWING)
             if type(epoch) is not int or not 0 <= epoch <= MAX_EPOCH:
                 raise ValueError(f"expected an epoch from 0 to {MAX_EPOCH}")
         except (ValueError, KeyError, RecursionError) as error:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from relay.plain import from_plain
+
+#: of a fingerprint: no two models begin alike
+_SHOWN_DIGITS = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,5 +41,15 @@ class Profile:
 
     def differences(self, other: Profile) -> list[str]:
         """One line per differing field, `name: mine ≠ theirs`; empty when the profiles are equal."""
-        pairs = ((f.name, getattr(self, f.name), getattr(other, f.name)) for f in fields(self))
-        return [f"{name}: {mine} ≠ {theirs}" for name, mine, theirs in pairs if mine != theirs]
+        mine, theirs = _shown(self), _shown(other)
+        return [f"{name}: {mine[name]} ≠ {theirs[name]}" for name in self.differing(other)]
+
+    def differing(self, other: Profile) -> list[str]:
+        """The names of the fields that differ."""
+        mine, theirs = asdict(self), asdict(other)
+        return [name for name in mine if mine[name] != theirs[name]]
+
+
+def _shown(profile: Profile) -> dict[str, Any]:
+    """Its fields as people compare them."""
+    return {**asdict(profile), "fingerprint": profile.fingerprint[:_SHOWN_DIGITS]}

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
-from relay.messages import Downward, Hello, Upward
+from relay.messages import FRAME_VERSION, Downward, Hello, Upward
 from relay.profile import Profile
 from relay.room import Room
 
@@ -28,6 +28,8 @@ class TailInfo:
     pulse: float
     #: what a tail that waits for its split has for it
     room: Room | None = None
+    #: version of its frames
+    frames: int = FRAME_VERSION
 
 
 @dataclass(frozen=True, slots=True)

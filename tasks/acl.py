@@ -33,7 +33,7 @@ def for_head(head_id: str, model: str | None = None) -> list[str]:
     command.
     """
     name = keys.queue(model or "*")
-    queues, bell = [name, f"{name}{keys.SEPARATOR}[1-9]"], keys.bell(name)
+    queues, bell = [name, f"{name}{keys.SEPARATOR}[1-9]", f"{name}{keys.SEPARATOR}v*"], keys.bell(name)
     taken = [keys.unacked(head_id), keys.unacked_index(head_id)]
     presence = keys.head(head_id)
     # what its scripts name, beside the bindings

@@ -40,9 +40,9 @@ def make_app(settings: TaskSettings) -> ShardqCelery:
     return application
 
 
-def model_queue(model: str) -> Any:
-    """The queue of a served name."""
-    name = keys.queue(model)
+def model_queue(model: str, version: int = 1) -> Any:
+    """The queue of a served name's tasks of one version."""
+    name = keys.queue(model, version)
     exchange = Exchange(name, type="direct")  # type: ignore[no-untyped-call]
     return Queue(name, exchange, routing_key=name)  # type: ignore[no-untyped-call]
 

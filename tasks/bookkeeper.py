@@ -28,6 +28,7 @@ from tasks import keys, lease
 from tasks.connection import connect, ping, translated
 from tasks.errors import QueueFull, QueueUnreachable, TaskError
 from tasks.feeder import Feeder
+from tasks.heads import say_host
 from tasks.kept_database import MARK_S, difference, publish
 from tasks.publish import Publisher
 from tasks.reconciler import COUNT_S, Reconciler
@@ -49,6 +50,7 @@ TENURE_RENEWAL_S = 2.0
 #: seconds between two rounds of each duty
 FEED_S = 0.5
 HEADS_S = 1.0
+HOST_S = 30.0
 STOPS_S = 1.0
 MODELS_S = 2.0
 #: milliseconds for which a turn waits for records
@@ -96,6 +98,7 @@ class Bookkeeper:
         self._tell = Duty("tell which database is kept", MARK_S, lambda _: publish(client, database))
         self._duties = [
             self._tell,
+            Duty("say which version this is", HOST_S, lambda _: say_host(client), without_database=True),
             Duty("look after heads", HEADS_S, Restorer(client).turn, without_database=True),
             Duty("mirror the served names", MODELS_S, lambda _: mirror_models(client, database)),
             Duty("stop jobs", STOPS_S, lambda _: stopper.turn()),

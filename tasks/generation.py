@@ -65,6 +65,11 @@ class GenerationRequest:
     #: likeliest tokens wanted at each position with their log probabilities; None wants no log probabilities
     logprobs: int | None = None
 
+    @property
+    def version(self) -> int:
+        """The lowest version of the tasks that can carry this request."""
+        return max((since for name, since in SINCE.items() if getattr(self, name) != _NEUTRAL[name]), default=1)
+
     def of_choice(self, choice: int) -> GenerationRequest:
         """The request for completion `choice` (from 0) alone."""
         return replace(self, n=1, seed=choice_seed(self.seed, choice))
@@ -84,12 +89,21 @@ class GenerationRequest:
         return from_plain(cls, value)
 
 
-#: parameters that no request had in the first version
+#: parameters that a head may be too old to read, and the version of the tasks that brought them. A new one gets the
+#: next version, and a default that asks for nothing: a task without it stays one of an earlier version
+SINCE: dict[str, int] = {}
+#: parameters that are not written where they ask for nothing
 _YOUNGER = (
     *("n", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias"),
     *("min_tokens", "stop_token_ids", "logprobs"),
+    *SINCE,
 )
 _NEUTRAL = {field.name: field.default for field in fields(GenerationRequest) if field.name in _YOUNGER}
+
+
+def known_versions() -> range:
+    """The versions of the tasks that this shardq reads and writes; whoever reads one reads all before it."""
+    return range(1, max(SINCE.values(), default=1) + 1)
 
 
 def plain_fields(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,16 +11,22 @@ from typing import Any
 
 import redis
 
+from relay.installed import installed_version
+from relay.messages import FIRST_TOLD_FRAMES
 from relay.plain import from_plain
 from relay.profile import Profile
+from relay.tail_figures import TailFigures
 from tasks import keys
 from tasks.errors import HeadIdTaken, ModelNameInvalid, ProfileMismatch
 from tasks.figures import HeadFigures
+from tasks.generation import known_versions
 
 #: milliseconds a head counts as alive after its last beat
 PRESENCE_MS = 10_000
 #: seconds between two beats
 BEAT_S = 2.0
+#: milliseconds for which the host's word stands: heads tell all the same while its bookkeeper is started anew
+HOST_MS = 600_000
 #: messages put back per round trip
 RESTORED_AT_ONCE = 100
 
@@ -36,11 +42,12 @@ return false
 """
 
 # What cannot be read is no head's of ours: it must not keep one that lives from saying so.
+# A host that does not say its version knows the first form only, and would take a head that tells more for none.
 _BEAT = """#!lua flags=allow-oom
 local value = redis.call('GET', KEYS[1])
 local readable, other = pcall(function() return value and cjson.decode(value)['instance'] end)
 if readable and other and other ~= ARGV[4] then return 0 end
-redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
+redis.call('SET', KEYS[1], redis.call('GET', KEYS[3]) and ARGV[1] or ARGV[5], 'PX', ARGV[2])
 redis.call('SADD', KEYS[2], ARGV[3])
 return 1
 """
@@ -96,15 +103,32 @@ class HeadInfo:
     whole: bool = False
     #: None from those who do not tell
     figures: HeadFigures | None = None
+    #: of shardq; empty from those who do not tell
+    version: str = ""
+    #: highest version of the tasks that it takes (`tasks.generation`); it takes all earlier ones
+    reads: int = 1
+    #: version of its frames (`relay.messages.FRAME_VERSION`)
+    frames: int = FIRST_TOLD_FRAMES
+    #: why it takes no jobs, in words; None while it does, and from those who do not tell
+    obstacle: str | None = None
 
-    def to_json(self) -> str:
-        """This information as JSON text."""
-        return json.dumps(asdict(self))
+    def to_json(self, *, first_form: bool = False) -> str:
+        """This information as JSON text; `first_form`: what every host can read of it."""
+        told = asdict(self)
+        return json.dumps({name: told[name] for name in told if not (first_form and name in _TOLD_LATER)})
 
     @classmethod
     def from_json(cls, text: str | bytes) -> HeadInfo:
-        """The information that `to_json` wrote. Raises ValueError or RecursionError for anything else."""
-        return from_plain(cls, json.loads(text))
+        """The information that `to_json` wrote, also in a later version, which may tell more.
+
+        Raises ValueError or RecursionError for anything else.
+        """
+        return from_plain(cls, json.loads(text), _GROWING)
+
+
+#: fields that no head told at first, and that hosts of that time refuse
+_TOLD_LATER = ("version", "reads", "frames", "obstacle")
+_GROWING = frozenset({HeadInfo, HeadFigures, TailFigures})
 
 
 def claim(client: redis.Redis, info: HeadInfo) -> None:
@@ -112,7 +136,7 @@ def claim(client: redis.Redis, info: HeadInfo) -> None:
 
     After a crash that presence lapses within `PRESENCE_MS`: try again for a little longer than that.
     """
-    presence, body = keys.head(info.head_id), info.to_json()
+    presence, body = keys.head(info.head_id), info.to_json(first_form=True)
     other = client.eval(_CLAIM, 2, presence, keys.HEADS, info.instance, body, PRESENCE_MS, info.head_id)
     if other:
         found = json.loads(other)
@@ -127,8 +151,35 @@ def beat(client: redis.Redis, info: HeadInfo) -> bool:
 
     False if another instance has claimed the id since this one's presence lapsed: its presence stands.
     """
-    arguments = (info.to_json(), PRESENCE_MS, info.head_id, info.instance)
-    return bool(client.eval(_BEAT, 2, keys.head(info.head_id), keys.HEADS, *arguments))
+    names = (keys.head(info.head_id), keys.HEADS, keys.HOST)
+    arguments = (info.to_json(), PRESENCE_MS, info.head_id, info.instance, info.to_json(first_form=True))
+    return bool(client.eval(_BEAT, len(names), *names, *arguments))
+
+
+def say_host(client: redis.Redis) -> None:
+    """The bookkeeper's word on which shardq keeps the books, from time to time: heads tell what that one can read."""
+    client.set(keys.HOST, installed_version(), px=HOST_MS)
+
+
+def host_version(client: redis.Redis) -> str | None:
+    """The shardq that keeps the books; None where none did lately, or one that does not say."""
+    value = client.get(keys.HOST)
+    return None if value is None else _text(value)
+
+
+def readable_version(client: redis.Redis, model: str) -> int:
+    """The highest version of a served name's tasks that this account may take.
+
+    An account from before there were later versions has the lists of the first only: it may not even look at others.
+    """
+    for version in reversed(known_versions()[1:]):
+        try:
+            client.llen(keys.queue(model, version))
+        except redis.exceptions.NoPermissionError:
+            log.warning("this account may not take tasks of version %d: give it the rights of this version", version)
+        else:
+            return version
+    return 1
 
 
 def withdraw(client: redis.Redis, head_id: str) -> None:
@@ -276,4 +327,4 @@ def _redelivered(stored: bytes) -> tuple[str, str, str]:
         if isinstance(info, dict):
             info["redelivered"] = True
     ready = keys.ready_at(routing_key, min(max(priority, 0), keys.PRIORITIES[-1]))
-    return ready, keys.bell(routing_key), json.dumps(message)
+    return ready, keys.bell(keys.queue_of(routing_key)), json.dumps(message)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+from tasks.generation import known_versions
+
 #: stream of `started` and `outcome` records on their way to the database
 RESULTS = "shardq:results"
 #: records nobody could read, kept for a look
@@ -19,6 +23,10 @@ BOOKKEEPER = "shardq:bookkeeper"
 #: which database the bookkeeper writes, as JSON; it stays when none is at work
 DATABASE = "shardq:database"
 
+#: version of the shardq that keeps the books; stands for ten minutes after it was last there. It has its name among the
+#: attempts' keys because a head may read none of the others that the bookkeeper writes
+HOST = "shardq:job:host"
+
 #: hash: task id → why the attempt shall end before its text does
 STOPS = "shardq:stops"
 
@@ -30,14 +38,33 @@ PRIORITIES = tuple(range(10))
 SEPARATOR = ":"
 
 
-def queue(model: str) -> str:
-    """The Celery queue of a served name."""
-    return f"shardq.{model}"
+def queue(model: str, version: int = 1) -> str:
+    """The Celery queue of a served name's tasks of one version: a head takes from those that it can read."""
+    return of_version(f"shardq.{model}", version)
 
 
-def ready(model: str, priority: int = PRIORITIES[-1]) -> list[str]:
-    """The lists that hold a served name's waiting messages, first served first, up to those of `priority`."""
-    return [ready_at(queue(model), urgency) for urgency in PRIORITIES[: priority + 1]]
+def of_version(queue_name: str, version: int) -> str:
+    """The queue with a later version of what stands in this one."""
+    return queue_name if version == 1 else f"{queue_name}{SEPARATOR}v{version}"
+
+
+def queue_of(name: str) -> str:
+    """The served name's queue that a list, or the queue of a later version, belongs to."""
+    return name.partition(SEPARATOR)[0]
+
+
+def ready(model: str, priority: int = PRIORITIES[-1], versions: Iterable[int] | None = None) -> list[str]:
+    """The lists that hold a served name's waiting messages, first served first, up to those of `priority`.
+
+    Of all versions, or of these. A higher priority comes first, whatever the version; then what fewer heads can take.
+    """
+    return ready_lists(queue(model), known_versions() if versions is None else versions, priority)
+
+
+def ready_lists(queue_name: str, versions: Iterable[int], priority: int = PRIORITIES[-1]) -> list[str]:
+    """As `ready`, by the name of the queue."""
+    names = [of_version(queue_name, version) for version in sorted(versions, reverse=True)]
+    return [ready_at(name, urgency) for urgency in PRIORITIES[: priority + 1] for name in names]
 
 
 def ready_at(queue_name: str, priority: int) -> str:

@@ -31,6 +31,11 @@ class Publication:
     #: 0 is served first, 9 last
     priority: int = 0
 
+    @property
+    def version(self) -> int:
+        """The lowest version that carries the task: any more, and heads that could do it would never get it."""
+        return self.task.request.version
+
     @classmethod
     def of(cls, job: ClaimedJob) -> Publication:
         """What a stored job looks like on the queue."""
@@ -87,7 +92,7 @@ class Publisher:
             NAME,
             args=(task.to_json(),),
             task_id=task.task_id,
-            queue=model_queue(task.model),
+            queue=model_queue(task.model, publication.version),
             priority=publication.priority,
             producer=producer,
             # a repeated batch would be queued twice; the caller knows better what to do

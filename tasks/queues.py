@@ -3,38 +3,55 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 import redis
 
 from tasks import keys
+from tasks.generation import known_versions
 
 #: messages read from a ready list at a time
 _SCAN_COUNT = 500
 
 
-def num_waiting(client: redis.Redis, model: str, priority: int = keys.PRIORITIES[-1]) -> int:
-    """Messages of a served name that no head has taken yet, of `priority` and of more urgent ones."""
+def num_waiting(
+    client: redis.Redis,
+    model: str,
+    priority: int = keys.PRIORITIES[-1],
+    versions: Iterable[int] | None = None,
+) -> int:
+    """Messages of a served name that no head has taken yet, of `priority` and of more urgent ones.
+
+    With tasks of any version, or of these.
+    """
     pipeline = client.pipeline(transaction=False)
-    for name in keys.ready(model, priority):
+    for name in keys.ready(model, priority, versions):
         pipeline.llen(name)
     return sum(pipeline.execute())
 
 
-def num_waiting_bytes(client: redis.Redis, model: str, priority: int = keys.PRIORITIES[-1]) -> int:
+def num_waiting_bytes(
+    client: redis.Redis,
+    model: str,
+    priority: int = keys.PRIORITIES[-1],
+    versions: Iterable[int] | None = None,
+) -> int:
     """Memory of the server that those messages take."""
     pipeline = client.pipeline(transaction=False)
-    for name in keys.ready(model, priority):
+    for name in keys.ready(model, priority, versions):
         pipeline.memory_usage(name, samples=0)
     return sum(size or 0 for size in pipeline.execute())
 
 
 def newest_ids(client: redis.Redis, model: str, priority: int, kept: int) -> list[str]:
     """The task ids of the messages of one priority that will be taken last: all but the first `kept` of them."""
-    name = keys.ready_at(keys.queue(model), priority)
-    number = client.llen(name) - kept
-    return [_id_in(message) for message in client.lrange(name, 0, number - 1)] if number > 0 else []
+    ids: list[str] = []
+    for version in known_versions():
+        name = keys.ready_at(keys.queue(model, version), priority)
+        number = client.llen(name) - kept
+        ids += [_id_in(message) for message in client.lrange(name, 0, number - 1)] if number > 0 else []
+    return ids
 
 
 def memory_share(client: redis.Redis) -> float | None:

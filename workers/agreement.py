@@ -11,9 +11,11 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from relay.errors import RelayUnreachable
+from relay.messages import FRAME_VERSION
 from relay.profile import Profile
 from relay.room import Room, least
 from relay.transport import Announcement, Relay, TailInfo
@@ -23,8 +25,50 @@ from workers.errors import NoTail
 
 log = logging.getLogger(__name__)
 
+#: what a head says while it finds no tail at all
+NO_TAIL_THERE = "no tail is there (start `shardq tail`)"
+#: the options that both sides have to be given alike, by what they make differ
+_OPTIONS = {
+    "fingerprint": "--model",
+    "dtype": "--dtype",
+    "quantization": "--quantization",
+    "wire_dtype": "--wire-dtype",
+    "deterministic": "--deterministic",
+    "context": "--max-length",
+    "split": "--split",
+    "slots": "--slots",
+}
+
 #: how often either side looks for the other one's word
 LOOK_EVERY_S = 0.5
+
+
+class Difference(NamedTuple):
+    """Something that a tail has otherwise than a head: the tail's ≠ the head's."""
+
+    name: str
+    sides: str
+
+
+def profile_differences(tail: TailInfo, profile: Profile) -> list[Difference]:
+    """Where the tail's profile is another one."""
+    names = tail.profile.differing(profile)
+    return [Difference(name, sides) for name, sides in zip(names, tail.profile.differences(profile), strict=True)]
+
+
+def misfit(tail: TailInfo, head: str, differences: Sequence[Difference]) -> str | None:
+    """Why the tail cannot serve the head, naming both sides, and what to do; None where nothing is in the way."""
+    if tail.frames != FRAME_VERSION:
+        older = head if tail.frames > FRAME_VERSION else "tail"
+        return (
+            f"tail {tail.tail} speaks frames of version {tail.frames}, {head} of version {FRAME_VERSION} "
+            f"(upgrade the {older})"
+        )
+    if not differences:
+        return None
+    sides = "; ".join(difference.sides for difference in differences)
+    options = ", ".join(_OPTIONS.get(difference.name, "version of shardq") for difference in differences)
+    return f"tail {tail.tail} and {head} differ: {sides} (give both the same {options})"
 
 
 def split_for_tail(relay: Relay, tail: TailInfo, sizes: ModelSizes, room: Room, stop: threading.Event) -> int | None:
@@ -56,14 +100,22 @@ def split_for_tail(relay: Relay, tail: TailInfo, sizes: ModelSizes, room: Room, 
 class HeadsChoice:
     """A head's search for its split."""
 
-    def __init__(self, relay: Relay, profile: Profile, sizes: ModelSizes, room: Callable[[], Room]) -> None:
-        """`room()` is asked once, when it is needed: it takes a moment."""
+    def __init__(
+        self,
+        relay: Relay,
+        profile: Profile,
+        sizes: ModelSizes,
+        room: Callable[[], Room],
+        tell: Callable[[str], object] = lambda obstacle: None,
+    ) -> None:
+        """`room()` is asked once, when it is needed: it takes a moment. `tell` is told what stands in the way."""
         self._relay = relay
         self._profile = profile
         self._sizes = sizes
         self._measure = room
         self._room: Room | None = None
-        self._obstacle = "no tail is there"
+        self._obstacle = NO_TAIL_THERE
+        self._tell = tell
 
     def wait(self, stop: threading.Event, timeout_s: float | None) -> int | None:
         """The split, as soon as another head or a tail gives reason for one; None once `stop` is set.
@@ -81,6 +133,7 @@ class HeadsChoice:
             if said != self._obstacle:
                 said = self._obstacle
                 log.warning("no split yet: %s", self._obstacle)
+                self._tell(self._obstacle)
             stop.wait(LOOK_EVERY_S)
         return None
 
@@ -91,7 +144,8 @@ class HeadsChoice:
         except RelayUnreachable as error:
             self._obstacle = str(error)
             return None
-        fitting = [tail for tail in tails if not tail.profile.differences(self._profile)]
+        misfits = {tail.tail: self._misfit(tail) for tail in tails}
+        fitting = [tail for tail in tails if misfits[tail.tail] is None]
         used = claimed or next((tail.split for tail in fitting if tail.split is not None), None)
         if used is not None:
             check_head_fits(self._sizes, used, self._own())
@@ -102,15 +156,13 @@ class HeadsChoice:
             split = choose_split(self._sizes, self._own(), least(rooms))
             log.info("cutting at layer %d, from what this machine and %d tails have", split, len(rooms))
             return split
-        self._obstacle = _misfits(tails, self._profile) or "no tail is there"
+        self._obstacle = "; ".join(filter(None, misfits.values())) or NO_TAIL_THERE
         return None
+
+    def _misfit(self, tail: TailInfo) -> str | None:
+        return misfit(tail, "head", profile_differences(tail, self._profile))
 
     def _own(self) -> Room:
         if self._room is None:
             self._room = self._measure()
         return self._room
-
-
-def _misfits(tails: list[TailInfo], profile: Profile) -> str:
-    found = [f"tail {tail.tail} differs: {'; '.join(tail.profile.differences(profile))}" for tail in tails]
-    return ", ".join(found)

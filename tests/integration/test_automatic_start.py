@@ -14,6 +14,7 @@ import torch
 
 from relay.memory import MemoryHub, MemoryRelay
 from relay.room import Room
+from relay.transport import SplitClaim
 from tests.models import tiny_model
 from workers import room
 from workers.engine.loader import load_config
@@ -25,6 +26,7 @@ from workers.head.room import head_machine
 from workers.head.session import HeadOffer, TailSearch
 from workers.head.worker import settle
 from workers.room import Machine
+from workers.served import ServedModel
 from workers.settings import HeadSettings, TailSettings
 from workers.tail.worker import TailWorker
 from workers.tail.worker import settle as settle_tail
@@ -52,6 +54,12 @@ def tail_settings(directory: Path, **given: Any) -> TailSettings:
     return TailSettings(model=str(directory), max_length=128, tail_name="t", **given)
 
 
+def settle_head(
+    relay: MemoryRelay, settings: HeadSettings, stop: threading.Event
+) -> tuple[HeadSettings, SplitClaim] | None:
+    return settle(relay, settings, ServedModel.resolve(settings, Part.DESCRIPTION), stop)
+
+
 @pytest.mark.parametrize("quantization", ["none", "nf4"])
 def test_both_halves_come_out_of_auto_cut_alike_and_work_together(
     directory: Path, quantization: str, caplog: pytest.LogCaptureFixture
@@ -61,7 +69,7 @@ def test_both_halves_come_out_of_auto_cut_alike_and_work_together(
     auto: dict[str, Any] = {"split": "auto", "slots": "auto", "quantization": quantization}
     with ThreadPoolExecutor(2) as pool:
         tail_side = pool.submit(settle_tail, MemoryRelay(hub), tail_settings(directory, **auto), stop)
-        head_side = pool.submit(settle, MemoryRelay(hub), head_settings(directory, **auto), stop)
+        head_side = pool.submit(settle_head, MemoryRelay(hub), head_settings(directory, **auto), stop)
         tail, settled = tail_side.result(60), head_side.result(60)
     assert tail is not None
     assert settled is not None
@@ -96,13 +104,13 @@ def test_a_head_with_a_number_of_slots_still_refuses_a_tail_with_fewer(directory
     assert tail is not None
     assert tail.split == 4
     offer = HeadOffer("head", tail.profile, 4, 16, 1, 64)
-    assert offer.misfit(tail) == f"tail {tail.tail} and head head differ: slots: 8 < 16"
+    assert offer.misfit(tail) == (f"tail {tail.tail} and head head differ: slots: 8 < 16 (give both the same --slots)")
     assert replace(offer, takes_fewer=True).misfit(tail) is None
 
 
 def test_numbers_that_are_given_are_taken_as_they_are(directory: Path) -> None:
     hub = MemoryHub()
-    settled = settle(MemoryRelay(hub), head_settings(directory, split=3, slots=5), threading.Event())
+    settled = settle_head(MemoryRelay(hub), head_settings(directory, split=3, slots=5), threading.Event())
     assert settled is not None
     assert (settled[0].split, settled[0].num_slots) == (3, 5)
     tail = settle_tail(MemoryRelay(hub), tail_settings(directory, split="auto"), threading.Event())
@@ -116,7 +124,7 @@ def test_a_half_that_does_not_fit_is_refused_before_it_is_loaded_with_the_number
     monkeypatch.setattr(room, "free_bytes", lambda device: 1 * MIB)
     relay, stop = MemoryRelay(MemoryHub()), threading.Event()
     with pytest.raises(OutOfMemory, match=r"are needed on cpu and 0\.00 GB are free: .* for 16 slots; --slots"):
-        settle(relay, head_settings(directory), stop)
+        settle_head(relay, head_settings(directory), stop)
     with pytest.raises(OutOfMemory, match=r"of cache for 64 slots; --slots auto, --quantization nf4"):
         settle_tail(relay, tail_settings(directory), stop)
     with pytest.raises(OutOfMemory, match="no room for a single slot"):
@@ -126,9 +134,9 @@ def test_a_half_that_does_not_fit_is_refused_before_it_is_loaded_with_the_number
 def test_where_nobody_says_what_is_free_auto_asks_for_numbers(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(room, "free_bytes", lambda device: None)
     relay, stop = MemoryRelay(MemoryHub()), threading.Event()
-    assert settle(relay, head_settings(directory), stop) is not None
+    assert settle_head(relay, head_settings(directory), stop) is not None
     with pytest.raises(OutOfMemory, match="nobody says how much memory is free on cpu: give --split and --slots"):
-        settle(relay, head_settings(directory, slots="auto"), stop)
+        settle_head(relay, head_settings(directory, slots="auto"), stop)
 
 
 def test_a_drafters_weights_and_cache_are_counted(directory: Path) -> None:

@@ -5,21 +5,21 @@ from __future__ import annotations
 import json
 import threading
 import time
+from collections.abc import Callable
 
 import pytest
 import redis
 
+from relay.installed import installed_version
+from relay.messages import FRAME_VERSION
 from relay.profile import Profile
 from tasks import heads, keys
-from tasks.errors import HeadIdTaken, ProfileMismatch, QueueUnreachable
+from tasks.errors import HeadIdTaken, QueueUnreachable
+from tasks.heads import HeadInfo
 from workers.head.presence import Identity, Load, Presence
 
 PROFILE = Profile("f1", "float32", "none", "float32", False, 1024)
-IDENTITY = Identity("head", "model", PROFILE, 16)
-
-
-def idle() -> Load:
-    return Load((), False, 0, 0.0)
+IDENTITY = Identity("head", "model", PROFILE)
 
 
 def ignore() -> None:
@@ -31,18 +31,20 @@ def client(redis_url: str) -> redis.Redis:
     return redis.Redis.from_url(redis_url, protocol=2)
 
 
-def test_a_head_tells_what_it_works_on_again_and_again(client: redis.Redis) -> None:
-    load = idle()
-    presence = Presence(client, IDENTITY, lambda: load, ignore, beat_s=0.05)
+def test_a_head_tells_from_its_start_on_what_it_waits_for_and_then_what_it_works_on(client: redis.Redis) -> None:
+    heads.say_host(client)
+    presence = Presence(client, IDENTITY, ignore, beat_s=0.05)
     try:
-        (info,) = heads.live_heads(client)
-        assert (info.head_id, info.model, info.profile, info.slots) == ("head", "model", PROFILE, 16)
+        seen(client, lambda info: info.obstacle == "it starts")
+        presence.starting("no tail is there")
+        info = seen(client, lambda info: info.obstacle == "no tail is there")
+        assert (info.head_id, info.model, info.profile, info.slots) == ("head", "model", PROFILE, 0)
+        assert (info.version, info.reads, info.frames) == (installed_version(), 1, FRAME_VERSION)
+        load = Load((), False, 0, 0.0)
+        presence.working(16, lambda: load)
+        seen(client, lambda info: info.slots == 16 and info.obstacle is None)
         load = Load(("job.1",), True, 1, 12.5)
-        deadline = time.monotonic() + 5
-        while heads.live_heads(client)[0].live != ("job.1",):
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
-        (info,) = heads.live_heads(client)
+        info = seen(client, lambda info: info.live == ("job.1",))
         assert (info.consuming, info.running, info.tokens_per_s) == (True, 1, 12.5)
     finally:
         presence.close()
@@ -50,32 +52,28 @@ def test_a_head_tells_what_it_works_on_again_and_again(client: redis.Redis) -> N
     presence.close()
 
 
-def test_its_profile_is_registered(client: redis.Redis) -> None:
-    Presence(client, IDENTITY, idle, ignore).close()
-    assert heads.registered_models(client) == {"model": PROFILE}
-
-
-def test_another_profile_under_the_same_name_is_refused_and_leaves_no_presence(client: redis.Redis) -> None:
-    Presence(client, IDENTITY, idle, ignore).close()
-    other = Profile("f2", "float32", "none", "float32", False, 1024)
-    with pytest.raises(ProfileMismatch, match="f2"):
-        Presence(client, Identity("other", "model", other, 16), idle, ignore)
-    assert heads.live_heads(client) == []
+def seen(client: redis.Redis, condition: Callable[[HeadInfo], bool]) -> HeadInfo:
+    """What the head tells as soon as it tells that."""
+    deadline = time.monotonic() + 10
+    while not condition(heads.live_heads(client)[0]):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    return heads.live_heads(client)[0]
 
 
 def test_a_second_head_under_the_same_id_is_refused(client: redis.Redis) -> None:
-    first = Presence(client, IDENTITY, idle, ignore)
+    first = Presence(client, IDENTITY, ignore)
     with pytest.raises(HeadIdTaken):
-        Presence(client, IDENTITY, idle, ignore, patience_s=0.0)
+        Presence(client, IDENTITY, ignore, patience_s=0.0)
     first.close()
 
 
 def test_a_head_that_stood_still_gives_way_to_the_one_that_has_its_id_now(client: redis.Redis) -> None:
     ended = threading.Event()
-    first = Presence(client, IDENTITY, idle, ended.set, beat_s=0.5)
+    first = Presence(client, IDENTITY, ended.set, beat_s=0.5)
     first.check()
     client.delete(keys.head("head"))  # lapsed
-    second = Presence(client, IDENTITY, idle, ignore, beat_s=0.05)
+    second = Presence(client, IDENTITY, ignore, beat_s=0.05)
     assert ended.wait(5)
     with pytest.raises(HeadIdTaken, match="another head has taken the id 'head'"):
         first.check()
@@ -87,9 +85,9 @@ def test_a_head_that_stood_still_gives_way_to_the_one_that_has_its_id_now(client
 
 
 def test_the_presence_of_a_dead_head_is_waited_out(client: redis.Redis) -> None:
-    Presence(client, IDENTITY, idle, ignore, beat_s=1000)  # never beats again
+    Presence(client, IDENTITY, ignore, beat_s=1000)  # never beats again
     client.pexpire(keys.head("head"), 500)
-    successor = Presence(client, IDENTITY, idle, ignore)
+    successor = Presence(client, IDENTITY, ignore)
     assert client.pttl(keys.head("head")) > 500  # its own beat, not what was left of the dead one's
     successor.close()
     assert not client.exists(keys.head("head"))
@@ -99,7 +97,7 @@ def test_what_an_earlier_process_left_unacknowledged_goes_back_to_the_queue(clie
     message = {"body": "x", "headers": {}, "properties": {"priority": 0, "delivery_info": {}}}
     client.hset(keys.unacked("head"), "tag", json.dumps([message, "shardq.model", "shardq.model"]))
     client.zadd(keys.unacked_index("head"), {"tag": time.time()})
-    presence = Presence(client, IDENTITY, idle, ignore)
+    presence = Presence(client, IDENTITY, ignore)
     assert presence.num_restored == 1
     presence.close()
     assert client.llen(keys.queue("model")) == 1
@@ -108,4 +106,4 @@ def test_what_an_earlier_process_left_unacknowledged_goes_back_to_the_queue(clie
 
 def test_no_queue_server_is_an_error_of_its_own() -> None:
     with pytest.raises(QueueUnreachable):
-        Presence(redis.Redis(port=1, protocol=2), IDENTITY, idle, ignore)
+        Presence(redis.Redis(port=1, protocol=2), IDENTITY, ignore)

@@ -54,16 +54,19 @@ def office(tmp_path: Path) -> Iterator[Office]:
 
 
 @contextmanager
-def full_head(office: Office, name: str, *, delay_s: float | None = 0.05, count: int = 1) -> Iterator[Head]:
+def full_head(
+    office: Office, name: str, *, delay_s: float | None = 0.05, count: int = 1, reads: int = 1
+) -> Iterator[Head]:
     """Engine, fronts and presence of a head that takes up to four jobs."""
     with ExitStack() as stack:
         engine = FakeEngine(stack.enter_context(private_address()), delay_s=delay_s)
         stack.callback(engine.close)
         settings = HeadSettings(model="/models/any", broker_url=office.server.url, head_id=name)
-        info = Identity(name, "tiny", PROFILE, 4)
-        presence = Presence(office.client, info, lambda: Load(engine.server.live(), True, 0, 0.0), lambda: None)
+        presence = Presence(office.client, Identity(name, "tiny", PROFILE, reads=reads), lambda: None)
+        presence.working(4, lambda: Load(engine.server.live(), True, 0, 0.0))
         stack.callback(presence.close)
-        fronts = Fronts(settings, engine.address, AUTHKEY, model="tiny", count=count, concurrency_total=4, grace_s=0.5)
+        numbers: dict[str, Any] = {"count": count, "concurrency_total": 4, "grace_s": 0.5, "reads": reads}
+        fronts = Fronts(settings, engine.address, AUTHKEY, model="tiny", **numbers)
         stack.callback(fronts.close)
         engine.server.set_consuming(True)
         yield Head(engine, fronts)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from relay.installed import installed_version
 from tasks import heads, keys, queues
 from tasks.app import make_app
 from tasks.errors import HeadIdTaken, ModelNameInvalid, ProfileMismatch
@@ -42,13 +44,35 @@ def take(office: Office, head_id: str | None, number: int) -> list[str]:
 
 
 def test_a_head_that_beats_is_alive_with_all_it_told(office: Office) -> None:
-    info = head_info(live=("a.1", "b.1"))
+    info = dataclasses.replace(
+        head_info(live=("a.1", "b.1")), version="1.2.3", reads=2, frames=5, obstacle="no tail is there"
+    )
+    heads.say_host(office.client)
+    assert heads.host_version(office.client) == installed_version()
     heads.beat(office.client, info)
     assert heads.live_heads(office.client) == [info]
     assert heads.presences(office.client) == {"h1": info.to_json().encode()}
 
 
-def test_a_presence_of_another_version_hides_no_other_head_and_counts_as_alive(office: Office) -> None:
+def test_a_host_that_does_not_say_its_version_is_told_what_the_first_one_could_read(office: Office) -> None:
+    info = dataclasses.replace(head_info(), version="1.2.3", reads=2, frames=5, obstacle="no tail is there")
+    for tell in (heads.claim, heads.beat):
+        tell(office.client, info)
+        assert heads.live_heads(office.client) == [head_info()]
+    heads.say_host(office.client)
+    heads.beat(office.client, info)
+    assert heads.live_heads(office.client) == [info]
+
+
+def test_what_a_later_version_tells_besides_hides_no_head(office: Office) -> None:
+    heads.beat(office.client, head_info("a"))
+    told = json.loads(head_info("b").to_json())
+    office.client.sadd(keys.HEADS, "b")
+    office.client.set(keys.head("b"), json.dumps({**told, "later": [1], "figures": None}))
+    assert heads.live_heads(office.client) == [head_info("a"), head_info("b")]
+
+
+def test_a_presence_that_cannot_be_read_hides_no_other_head_and_counts_as_alive(office: Office) -> None:
     heads.beat(office.client, head_info("a"))
     heads.beat(office.client, head_info("b"))
     office.client.set(keys.head("a"), '{"head_id": "a", "new": 1}')

@@ -140,7 +140,11 @@ def other_model(info: TailInfo) -> TailInfo:
 def test_without_a_tail_of_its_model_a_head_gives_up_in_time_and_says_why(field: Field, others: bool) -> None:
     if others:
         field.relay().announce(other_model(tail_info("b")))
-    reason = r"tail b-\w+ differs: quantization: nf4 ≠ none" if others else "no tail is there"
+    reason = (
+        r"tail b-\w+ and head differ: quantization: nf4 ≠ none \(give both the same --quantization\)"
+        if others
+        else r"no tail is there \(start `shardq tail`\)"
+    )
     with pytest.raises(NoTail, match=rf"{reason}; gave up after 0\.1 s"):
         field.choice().wait(field.stop, 0.1)
 

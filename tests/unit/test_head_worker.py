@@ -245,7 +245,7 @@ def test_a_relay_that_is_away_while_an_epoch_opens_leaves_no_lease_behind_and_is
     relay.connect_error[tail.tail] = RelayUnreachable("no answer")
     search, stop = TailSearch(relay, OFFER), threading.Event()
     assert search.wait(stop, 0.2) is None
-    assert "no answer" in search.obstacle
+    assert "no answer" in str(search.obstacle)
     relay.connect_error.clear()
     assert search.wait(stop, 5) is not None
 
@@ -257,7 +257,7 @@ def test_a_tail_that_is_gone_before_it_answers_is_not_waited_for() -> None:
     search, began = TailSearch(relay, OFFER), time.monotonic()
     assert search.find(threading.Event()) is None
     assert time.monotonic() - began < 5
-    assert "is gone" in search.obstacle
+    assert "is gone" in str(search.obstacle)
 
 
 def test_a_search_ends_soon_after_it_is_stopped_even_while_a_tail_is_silent() -> None:

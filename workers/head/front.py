@@ -60,7 +60,7 @@ class Front:
         self._gate = Gate(keys.queue(settings.model))
         self._events = EventPublisher()
         self._settlements = Settlements(client, head_id, self._gate.wake)
-        self._taker = Taker(client, head_id, self._settlements)
+        self._taker = Taker(client, head_id, self._settlements, settings.reads)
         authkey = bytes.fromhex(settings.authkey.get_secret_value())
         self._engine = EngineClient(settings.address, authkey, self._gate.set_open, self._lose_engine)
         leases = Leases(client, head_id, settings.instance)

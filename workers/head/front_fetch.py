@@ -86,6 +86,12 @@ class Taker:
     client: redis.Redis
     head_id: str
     settlements: Settlements
+    #: highest version of the tasks that are taken: those of later ones stay for heads that read them
+    reads: int = 1
+
+    def lists(self, queue_name: str) -> list[str]:
+        """The lists that messages are taken from, in this order."""
+        return keys.ready_lists(queue_name, range(1, self.reads + 1))
 
 
 def connection_class(taker: Taker) -> type[Connection]:
@@ -197,7 +203,7 @@ class _FetchingChannel(transport.Channel):
         head_id = self.taker.head_id
         names = [keys.unacked(head_id), keys.unacked_index(head_id), keys.bell(queues[0]), keys.REJECTED]
         names.append(keys.head(head_id))
-        names += [keys.ready_at(queue, priority) for priority in keys.PRIORITIES for queue in queues]
+        names += self.taker.lists(queues[0])
         script = ("EVALSHA", _FETCH_SHA) if self._script_known else ("EVAL", _FETCH)
         return (*script, len(names), *names, min(self.qos.room, MOST_AT_ONCE))
 
@@ -212,7 +218,7 @@ class _FetchingChannel(transport.Channel):
             raise Empty
         self._heard = None
         for name, raw in zip(reply[::2], reply[1::2], strict=True):
-            self._hand_over(name.decode().rsplit(self.sep, 1)[0], raw)
+            self._hand_over(keys.queue_of(name.decode()), raw)
         return True
 
     def _reply(self) -> Any:

@@ -21,6 +21,8 @@ class FrontSettings(BaseSettings):
     instance: str
     #: served name: its queue is consumed
     model: str
+    #: highest version of the tasks that it takes
+    reads: int = Field(ge=1)
     #: number of this front, and the jobs it takes at a time
     index: int = Field(ge=0)
     concurrency: int = Field(ge=1)

@@ -53,7 +53,9 @@ class Fronts:
         count: int,
         concurrency_total: int,
         grace_s: float = 10.0,
+        reads: int = 1,
     ) -> None:
+        """`reads`: highest version of the tasks that they take."""
         self._environment = {
             **os.environ,
             "SHARDQ_BROKER_URL": settings.broker_url,
@@ -63,6 +65,7 @@ class Fronts:
             f"{PREFIX}AUTHKEY": authkey.hex(),
             f"{PREFIX}INSTANCE": uuid.uuid4().hex,
             f"{PREFIX}MODEL": model,
+            f"{PREFIX}READS": str(reads),
             f"{PREFIX}PARENT": str(os.getpid()),
             f"{PREFIX}GRACE_S": str(grace_s),
             f"{PREFIX}LOG_LEVEL": level_name(),

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 import redis
 
+from relay.installed import installed_version
+from relay.messages import FRAME_VERSION
 from relay.profile import Profile
 from tasks import heads
 from tasks.connection import Outage, translated
@@ -32,9 +34,10 @@ class Identity:
     #: served name
     model: str
     profile: Profile
-    slots: int
     #: head and tail in one process
     whole: bool = False
+    #: highest version of the tasks that its fronts take
+    reads: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,18 +49,18 @@ class Load:
     running: int
     tokens_per_s: float
     figures: HeadFigures | None = None
+    obstacle: str | None = None
 
 
 class Presence:
-    """A starting head's claim on its id and served name, then the thread that keeps it known until `close`.
+    """A starting head's claim on its id, then the thread that keeps it known until `close`.
 
     The messages that an earlier process took under this id and never acknowledged go back to the queue.
-    `load` is called from the thread and must be quick. So is `on_taken`, once another head has the id: this one
-    was still for so long (a frozen machine) that its presence lapsed and a second one began. It must end.
+    `on_taken` is called from the thread once another head has the id: this one was still for so long (a frozen machine)
+    that its presence lapsed and a second one began. It must end.
 
     Raises:
         HeadIdTaken: another head is alive under the id. Waited out first: a dead one's presence lapses.
-        ProfileMismatch: the served name stands for another profile.
         QueueUnreachable, QueueRefused: the queue server.
     """
 
@@ -65,7 +68,6 @@ class Presence:
         self,
         client: redis.Redis,
         identity: Identity,
-        load: Callable[[], Load],
         on_taken: Callable[[], None],
         *,
         beat_s: float = BEAT_S,
@@ -73,7 +75,8 @@ class Presence:
     ) -> None:
         self._client = client
         self._identity = identity
-        self._load = load
+        self._load: Callable[[], Load] = lambda: Load((), False, 0, 0.0, obstacle="it starts")
+        self._slots = 0
         self._on_taken = on_taken
         self._taken = False
         self._beat_s = beat_s
@@ -83,9 +86,22 @@ class Presence:
         self._closing = threading.Event()
         with translated():
             self._claim(patience_s)
-            self.num_restored = self._take_over()
+            self.num_restored = heads.restore_unacked(client, identity.head_id)
         self._thread = threading.Thread(target=self._keep, name="head-presence", daemon=True)
         self._thread.start()
+
+    @property
+    def reads(self) -> int:
+        """Highest version of the tasks that the head takes."""
+        return self._identity.reads
+
+    def starting(self, obstacle: str) -> None:
+        """Tell what a head without slots waits for."""
+        self._load = lambda: Load((), False, 0, 0.0, obstacle=obstacle)
+
+    def working(self, slots: int, load: Callable[[], Load]) -> None:
+        """Tell of an engine with so many slots from now on. `load` is called from the thread and must be quick."""
+        self._slots, self._load = slots, load
 
     def close(self) -> None:
         """Withdraw; safe to call twice. Close the fronts before: what they hand back needs no restoring."""
@@ -113,15 +129,6 @@ class Presence:
                 if time.monotonic() >= deadline:
                     raise
                 time.sleep(_CLAIM_AGAIN_S)
-
-    def _take_over(self) -> int:
-        identity = self._identity
-        try:
-            heads.register_profile(self._client, identity.model, identity.profile)
-            return heads.restore_unacked(self._client, identity.head_id)
-        except BaseException:
-            self._withdraw()
-            raise
 
     def _keep(self) -> None:
         outage = Outage(logger, "this head looks dead from there, its jobs will be given to others")
@@ -151,7 +158,7 @@ class Presence:
             instance=self._instance,
             model=identity.model,
             profile=identity.profile,
-            slots=identity.slots,
+            slots=self._slots,
             live=load.live,
             consuming=load.consuming,
             running=load.running,
@@ -160,4 +167,8 @@ class Presence:
             beat=self._beats,
             whole=identity.whole,
             figures=load.figures,
+            version=installed_version(),
+            reads=identity.reads,
+            frames=FRAME_VERSION,
+            obstacle=load.obstacle,
         )

@@ -12,6 +12,7 @@ from relay.errors import LinkLost, RelayError, RelayUnreachable
 from relay.messages import Error, Hello, Welcome
 from relay.profile import Profile
 from relay.transport import HeadLink, HeadRelay, Lease, TailInfo
+from workers.agreement import NO_TAIL_THERE, Difference, misfit, profile_differences
 
 log = logging.getLogger(__name__)
 
@@ -35,15 +36,16 @@ class HeadOffer:
     takes_fewer: bool = False
 
     def misfit(self, tail: TailInfo) -> str | None:
-        """Why this tail cannot serve us, naming both sides (tail's ≠ head's); None when it can."""
-        found = tail.profile.differences(self.profile)
+        """Why this tail cannot serve us, naming both sides (tail's ≠ head's), and what to do; None when it can."""
+        found = profile_differences(tail, self.profile)
         if tail.split != self.split:
-            found.append(f"split: {'not chosen yet' if tail.split is None else tail.split} ≠ {self.split}")
+            chosen = "not chosen yet" if tail.split is None else tail.split
+            found.append(Difference("split", f"split: {chosen} ≠ {self.split}"))
         if tail.slots < self.slots and not self.takes_fewer:
-            found.append(f"slots: {tail.slots} < {self.slots}")
+            found.append(Difference("slots", f"slots: {tail.slots} < {self.slots}"))
         if tail.max_query < self.max_query:
-            found.append(f"max_query: {tail.max_query} < {self.max_query}")
-        return f"tail {tail.tail} and head {self.head} differ: {'; '.join(found)}" if found else None
+            found.append(Difference("max_query", f"max_query: {tail.max_query} < {self.max_query}"))
+        return misfit(tail, f"head {self.head}", found)
 
     def slots_on(self, tail: TailInfo) -> int:
         """Slots that are used with this tail."""
@@ -79,8 +81,8 @@ class TailSearch:
     def __init__(self, relay: HeadRelay, offer: HeadOffer) -> None:
         self._relay = relay
         self._offer = offer
-        #: what stands in the way now, for the error when the search is given up
-        self.obstacle = "no tail is there"
+        #: what stands in the way now, in words; None once a tail is found
+        self.obstacle: str | None = NO_TAIL_THERE
         #: tails that failed us, the latest at the end
         self._failed: list[str] = []
 
@@ -90,16 +92,16 @@ class TailSearch:
 
     def find(self, stop: threading.Event) -> Session | None:
         """A session with a free tail that fits, or None, also once `stop` is set. Raises RelayError."""
-        self.obstacle = "no tail is there"
+        obstacles = []
         for tail in self._in_order(self._relay.tails()):
             if stop.is_set():
                 return None
-            misfit = self._offer.misfit(tail)
-            session = None if misfit else self._try(tail, stop)
-            if session is not None:
-                return session
-            if misfit:
-                self.obstacle = misfit
+            found = self._offer.misfit(tail) or self._try(tail, stop)
+            if isinstance(found, Session):
+                self.obstacle = None
+                return found
+            obstacles.append(found)
+        self.obstacle = "; ".join(obstacles) or NO_TAIL_THERE
         return None
 
     def wait(
@@ -131,22 +133,20 @@ class TailSearch:
         places = {tail: place for place, tail in enumerate(self._failed)}
         return sorted(tails, key=lambda tail: places.get(tail.tail, -1))
 
-    def _try(self, tail: TailInfo, stop: threading.Event) -> Session | None:
-        """Open an epoch on this tail; what goes wrong with it must not keep us from the next one."""
+    def _try(self, tail: TailInfo, stop: threading.Event) -> Session | str:
+        """Open an epoch on this tail, or say why not; that must not keep us from the next one."""
         try:
             lease = self._relay.lease(self._offer.head, tail)
             if lease is None:
-                self.obstacle = f"tail {tail.tail} is leased by another head"
-                return None
+                return f"tail {tail.tail} is leased by another head (start another `shardq tail`)"
             return self._open(lease, stop)
         except RelayUnreachable:
             raise
         except RelayError as error:
             self.failed(tail.tail)
-            self.obstacle = f"tail {tail.tail}: {error}"
-            return None
+            return f"tail {tail.tail}: {error}"
 
-    def _open(self, lease: Lease, stop: threading.Event) -> Session | None:
+    def _open(self, lease: Lease, stop: threading.Event) -> Session | str:
         try:
             link = self._relay.connect(lease, self._offer.hello(lease))
         except BaseException:
@@ -164,8 +164,7 @@ class TailSearch:
             return session
         session.close()
         self.failed(lease.tail.tail)
-        self.obstacle = refusal
-        return None
+        return refusal
 
 
 def await_welcome(session: Session, timeout_s: float, stop: threading.Event) -> str | None:

@@ -50,6 +50,9 @@ HAND_BACK_AFTER_S = 60.0
 MAX_PATIENCE_S = 600.0
 
 
+#: what a head waits for while it loads
+LOADING = "it loads the model"
+
 #: makes the drafter of a head
 MakeDrafter = Callable[[HeadSettings, ServedModel], Drafter]
 
@@ -72,18 +75,34 @@ def run(settings: HeadSettings, make: MakeDrafter | None = None) -> None:
         connection.ping(client)
         relay.ping()
         takes_fewer = settings.slots == "auto"
-        settled = settle(relay, settings, stop)
+        described = ServedModel.resolve(settings, Part.DESCRIPTION, log_progress)
+        presence = cleanup.enter_context(known(client, settings, described, stop))
+        settled = settle(relay, settings, described, stop, presence.starting)
         if settled is None:
             return
         settings, claim = settled
         cleanup.callback(claim.close)
+        presence.starting(LOADING)
         served = ServedModel.resolve(settings, Part.HEAD, log_progress)
         with connection.translated():
             heads.register_profile(client, settings.served_name, served.profile)
         shard = served.load_head(slots=settings.num_slots, max_query=settings.max_query)
         search = TailSearch(relay, offer(settings, served, takes_fewer=takes_fewer))
-        with assembled(settings, served, client, shard, make or load_drafter, stop) as worker:
+        with assembled(settings, served, presence, client, shard, make or load_drafter, search, stop) as worker:
             worker.serve(search, stop, settings.tail_timeout_s)
+
+
+@contextmanager
+def known(
+    client: redis.Redis, settings: HeadSettings, described: ServedModel, stop: threading.Event
+) -> Iterator[Presence]:
+    """A head's presence from its start on: whoever looks sees what it waits for. Raises TaskError."""
+    name = settings.served_name
+    with connection.translated():
+        reads = heads.readable_version(client, name)
+    identity = Identity(settings.head_id, name, described.profile, settings.whole, reads)
+    with closing(Presence(client, identity, stop.set)) as presence:
+        yield presence
 
 
 def offer(settings: HeadSettings, served: ServedModel, *, takes_fewer: bool = False) -> HeadOffer:
@@ -99,16 +118,22 @@ def offer(settings: HeadSettings, served: ServedModel, *, takes_fewer: bool = Fa
     )
 
 
-def settle(relay: Relay, settings: HeadSettings, stop: threading.Event) -> tuple[HeadSettings, SplitClaim] | None:
+def settle(
+    relay: Relay,
+    settings: HeadSettings,
+    described: ServedModel,
+    stop: threading.Event,
+    tell: Callable[[str], object] = lambda obstacle: None,
+) -> tuple[HeadSettings, SplitClaim] | None:
     """The settings with split and slots as numbers, and the word that keeps the split; None once `stop` is set.
 
-    Nothing is loaded before. Raises WorkerError, for lack of memory too, and RelayError.
+    Nothing is loaded before; `tell` is told what is waited for. Raises WorkerError, for lack of memory too, and
+    RelayError.
     """
-    described = ServedModel.resolve(settings, Part.DESCRIPTION, log_progress)
     machine = head_machine(settings, described.directory)
     split: int | None = described.split
     if settings.split == "auto":
-        choice = HeadsChoice(relay, described.profile, machine.sizes, lambda: machine.room(settings.slots))
+        choice = HeadsChoice(relay, described.profile, machine.sizes, lambda: machine.room(settings.slots), tell)
         split = choice.wait(stop, settings.tail_timeout_s)
     if split is None:
         return None
@@ -130,14 +155,17 @@ def _relay(settings: HeadSettings) -> RedisRelay:
 def assembled(
     settings: HeadSettings,
     served: ServedModel,
+    presence: Presence,
     client: redis.Redis,
     shard: HeadShard,
     make: MakeDrafter,
+    search: TailSearch,
     stop: threading.Event,
 ) -> Iterator[HeadWorker]:
     """Load what is left to load, open the socket, start the fronts; at the end jobs go back to the queue.
 
-    Sets `stop` once another head has this one's id, and raises HeadIdTaken at the end.
+    The presence tells of the engine, and of what keeps `search` from a tail; it ends here. Raises HeadIdTaken at the
+    end if another head has this one's id.
     """
     drafter = make(settings, served)
     prompts = PromptReader(
@@ -165,16 +193,18 @@ def assembled(
 
         def load() -> Load:
             figures = engine.figures()
-            return Load(server.live(), server.consuming, figures.running, figures.tokens_per_s, figures)
+            return Load(
+                server.live(), server.consuming, figures.running, figures.tokens_per_s, figures, search.obstacle
+            )
 
-        identity = Identity(settings.head_id, settings.served_name, served.profile, settings.num_slots, settings.whole)
+        presence.working(settings.num_slots, load)
         # The fronts close before the presence ends: what they hand back needs no restoring by others.
         with (
             closing(engine),
-            closing(Presence(client, identity, load, stop.set)) as presence,
+            closing(presence),
             closing(StopWatch(client, server.live, engine.stop)),
             closing(FollowWatch(client, server.live, engine.shown, engine.wake)),
-            closing(_fronts(settings, address, authkey)) as fronts,
+            closing(_fronts(settings, address, authkey, presence.reads)) as fronts,
         ):
             try:
                 yield HeadWorker(engine, server, fronts, lossless=settings.whole)
@@ -205,7 +235,7 @@ def engine_options(settings: HeadSettings, wire_dtype: str) -> EngineOptions:
     )
 
 
-def _fronts(settings: HeadSettings, address: str, authkey: bytes) -> Fronts:
+def _fronts(settings: HeadSettings, address: str, authkey: bytes, reads: int) -> Fronts:
     return Fronts(
         settings,
         address,
@@ -214,6 +244,7 @@ def _fronts(settings: HeadSettings, address: str, authkey: bytes) -> Fronts:
         count=settings.fronts,
         concurrency_total=concurrency(settings.num_slots),
         grace_s=settings.grace_s,
+        reads=reads,
     )
 
 
