@@ -33,19 +33,25 @@ def contenders(db: Database, model: str) -> list[Contender]:
 
 
 def claim_waiting(
-    db: Database, model: str, *, max_jobs: int, max_bytes: int, priority: int | None = None
+    db: Database,
+    model: str,
+    *,
+    max_jobs: int,
+    max_bytes: int,
+    priority: int | None = None,
+    without: Collection[str] = (),
 ) -> list[ClaimedJob]:
     """Move waiting jobs of published batches to `queued` and return them, in the order of their publication.
 
     That order is `storage.turns.in_turn`, a batch's jobs in the order of their lines; with `priority` only batches of
-    that one are looked at. At most `max_jobs`, and only so many that their requests stay within `max_bytes`; if that is
-    above 0 the first is taken whatever its size, or it would wait for ever. No job is returned to two claimers. If
-    publication fails, give them back with `unclaim`.
+    that one are looked at, and those in `without` never. At most `max_jobs`, and only so many that their requests stay
+    within `max_bytes`; if that is above 0 the first is taken whatever its size, or it would wait for ever. No job is
+    returned to two claimers. If publication fails, give them back with `unclaim`.
     """
     if max_jobs <= 0 or max_bytes <= 0:
         return []
     with db.write() as connection:
-        batches = _contenders(connection, model, priority)
+        batches = [item for item in _contenders(connection, model, priority) if item.batch_id not in without]
         page = ceil(max_jobs / max(1, len(batches)))
         turns = in_turn(batches, lambda batch_id: _waiting(connection, batch_id, model, page))
         ids = _within(turns, max_jobs, max_bytes)

@@ -3,12 +3,16 @@
 Every priority has a window of its own, over what stands in the queue for it and for more urgent ones: an urgent job
 is queued at once, whatever else waits there. Within a priority the queue is first come, first served, so a batch that
 comes later gets its turn by taking back what its peers have in the queue beyond the next few jobs.
+
+What no living head of its name can read has a window of its own: it waits in the queue for a head that can, and takes
+no place from what can be done now. What is more than that waits in the database.
 """
 
 from __future__ import annotations
 
 import logging
-from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import redis
 
@@ -16,9 +20,11 @@ from storage.database import Database
 from storage.job_records import ClaimedJob
 from storage.jobs import claim_waiting, contenders, queued_or_running, unclaim
 from storage.states import JobState
+from storage.turns import Contender
 from tasks import keys, queues
 from tasks.connection import connect, translated
 from tasks.errors import QueueUnreachable
+from tasks.generation import known_versions
 from tasks.heads import live_heads
 from tasks.kept_database import refuse_other_database
 from tasks.publish import Publication, Publisher
@@ -32,6 +38,28 @@ _CLAIM_JOBS = 500
 _CLAIM_BYTES = 4 * 1024 * 1024
 #: a message takes about twice its request's bytes on the server
 _BYTES_PER_REQUEST_BYTE = 2
+
+
+@dataclass(frozen=True, slots=True)
+class _Served:
+    """What the living heads of a served name have."""
+
+    slots: int = 0
+    #: highest version of the tasks that one of them reads; None: no head lives, and any may come
+    reads: int | None = None
+
+    @property
+    def versions(self) -> list[int]:
+        """Of the tasks that can be done now."""
+        return [version for version in known_versions() if self.reads is None or version <= self.reads]
+
+    @property
+    def later_versions(self) -> list[int]:
+        """Of the tasks that wait for another head."""
+        return [version for version in known_versions() if version not in self.versions]
+
+
+_NOBODY = _Served()
 
 
 class Feeder:
@@ -49,6 +77,8 @@ class Feeder:
         self._publisher = publisher
         self._settings = settings
         self._paused = False
+        #: served name → what its heads were when jobs were held back, and these jobs' batches
+        self._held: dict[str, tuple[_Served, frozenset[str]]] = {}
 
     @property
     def paused(self) -> bool:
@@ -62,8 +92,9 @@ class Feeder:
         """
         if self._memory_is_short():
             return 0
-        slots = self._slots()
-        return sum(self._feed_model(name, slots[name]) for name in model_names(self._client, self._database))
+        served = self._served()
+        names = model_names(self._client, self._database)
+        return sum(self._feed_model(name, served.get(name, _NOBODY)) for name in names)
 
     def turn(self) -> int:
         """`feed`, after `take_back`: what the one process does that may read the queue."""
@@ -75,48 +106,64 @@ class Feeder:
 
         What heads will take next stays in the queue; the rest waits again in the database, to be fed in turn.
         """
-        slots = self._slots()
-        return sum(self._take_back(name, slots[name]) for name in model_names(self._client, self._database))
+        served = self._served()
+        names = model_names(self._client, self._database)
+        return sum(self._take_back(name, served.get(name, _NOBODY)) for name in names)
 
-    def _slots(self) -> Counter[str]:
-        slots: Counter[str] = Counter()
+    def _served(self) -> dict[str, _Served]:
+        served: dict[str, _Served] = {}
         for head in live_heads(self._client):
-            slots[head.model] += head.slots
-        return slots
+            others = served.get(head.model, _NOBODY)
+            served[head.model] = _Served(others.slots + head.slots, max(others.reads or 1, head.reads))
+        return served
 
-    def _feed_model(self, model: str, slots: int) -> int:
-        priorities = sorted({item.priority for item in contenders(self._database, model)})
-        return sum(self._feed_priority(model, priority, self._window(slots)) for priority in priorities)
+    def _feed_model(self, model: str, served: _Served) -> int:
+        priorities = sorted({item.priority for item in self._contenders(model, served)})
+        return sum(self._feed_priority(model, priority, served) for priority in priorities)
 
-    def _window(self, slots: int) -> int:
-        return max(self._settings.window_min_jobs, self._settings.window_per_slot * slots)
+    def _contenders(self, model: str, served: _Served) -> list[Contender]:
+        held = self._held_back(model, served)
+        return [item for item in contenders(self._database, model) if item.batch_id not in held]
 
-    def _feed_priority(self, model: str, priority: int, window: int) -> int:
+    def _window(self, served: _Served) -> int:
+        return max(self._settings.window_min_jobs, self._settings.window_per_slot * served.slots)
+
+    def _feed_priority(self, model: str, priority: int, served: _Served) -> int:
         fed = 0
         while not self._memory_is_short():
-            room, room_bytes = self._room(model, priority, window)
+            room, room_bytes = self._room(model, priority, served)
             jobs = claim_waiting(
                 self._database,
                 model,
                 priority=priority,
                 max_jobs=min(room, _CLAIM_JOBS),
                 max_bytes=min(room_bytes // _BYTES_PER_REQUEST_BYTE, _CLAIM_BYTES),
+                without=self._held_back(model, served),
             )
             if not jobs:
                 break
-            self._publish(jobs)
-            fed += len(jobs)
+            fed += self._publish(model, jobs, served)
         return fed
 
-    def _room(self, model: str, priority: int, window: int) -> tuple[int, int]:
+    def _room(self, model: str, priority: int, served: _Served) -> tuple[int, int]:
         """Jobs, and bytes of messages, that a priority's window still takes."""
-        room_bytes = self._settings.window_bytes - queues.num_waiting_bytes(self._client, model, priority)
-        return window - queues.num_waiting(self._client, model, priority), room_bytes
+        versions = served.versions
+        room_bytes = self._settings.window_bytes - queues.num_waiting_bytes(self._client, model, priority, versions)
+        return self._window(served) - queues.num_waiting(self._client, model, priority, versions), room_bytes
 
-    def _take_back(self, model: str, slots: int) -> int:
-        starving = {item.priority for item in contenders(self._database, model) if not item.num_in_flight}
-        full = [priority for priority in sorted(starving) if min(self._room(model, priority, self._window(slots))) <= 0]
-        kept = self._settings.window_per_slot * slots
+    def _held_back(self, model: str, served: _Served) -> frozenset[str]:
+        """The batches that have as much in the queue as may wait there for another head, while the heads are these."""
+        heads, batches = self._held.get(model, (served, frozenset()))
+        return batches if heads == served else frozenset()
+
+    def _hold_back(self, model: str, surplus: Sequence[ClaimedJob], served: _Served) -> None:
+        self._held[model] = served, self._held_back(model, served) | {job.batch_id for job in surplus}
+        unclaim(self._database, surplus)
+
+    def _take_back(self, model: str, served: _Served) -> int:
+        starving = {item.priority for item in self._contenders(model, served) if not item.num_in_flight}
+        full = [priority for priority in sorted(starving) if min(self._room(model, priority, served)) <= 0]
+        kept = self._settings.window_per_slot * served.slots
         newest = {task_id for priority in full for task_id in queues.newest_ids(self._client, model, priority, kept)}
         if not newest:
             return 0
@@ -127,15 +174,26 @@ class Feeder:
         # Whoever dies here leaves jobs that the reconciler finds missing.
         return unclaim(self._database, [in_flight[task_id] for task_id in removed])
 
-    def _publish(self, jobs: list[ClaimedJob]) -> None:
+    def _publish(self, model: str, claimed: list[ClaimedJob], served: _Served) -> int:
+        """Publish all but those that would be too many waiting for another head; the number published."""
+        publications = {job.id: Publication.of(job) for job in claimed}
+        later = [job for job in claimed if publications[job.id].version in served.later_versions]
+        if later:
+            waiting = queues.num_waiting(self._client, model, versions=served.later_versions)
+            surplus = later[max(self._window(served) - waiting, 0) :]
+            self._hold_back(model, surplus, served)
+            for job in surplus:
+                del publications[job.id]
+        jobs = [job for job in claimed if job.id in publications]
         try:
-            self._publisher.publish(Publication.of(job) for job in jobs)
+            self._publisher.publish(publications.values())
             for job in jobs:
                 log.debug("job queued", extra={"job": job.id, "attempt": job.attempt})
         except QueueUnreachable:
             # Should some have been queued after all, their second message will find them live or done.
             unclaim(self._database, jobs)
             raise
+        return len(jobs)
 
     def _memory_is_short(self) -> bool:
         share = queues.memory_share(self._client)

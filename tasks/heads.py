@@ -52,6 +52,10 @@ redis.call('SADD', KEYS[2], ARGV[3])
 return 1
 """
 
+_SAY_HOST = """#!lua flags=allow-oom
+redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
+"""
+
 _RESTORE = """#!lua flags=allow-oom
 if redis.call('HDEL', KEYS[1], ARGV[1]) == 0 then return 0 end
 redis.call('ZREM', KEYS[2], ARGV[1])
@@ -158,7 +162,7 @@ def beat(client: redis.Redis, info: HeadInfo) -> bool:
 
 def say_host(client: redis.Redis) -> None:
     """The bookkeeper's word on which shardq keeps the books, from time to time: heads tell what that one can read."""
-    client.set(keys.HOST, installed_version(), px=HOST_MS)
+    client.eval(_SAY_HOST, 1, keys.HOST, installed_version(), HOST_MS)
 
 
 def host_version(client: redis.Redis) -> str | None:

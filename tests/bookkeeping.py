@@ -75,9 +75,11 @@ def open_office(directory: Path, *, persistent: bool = False, **settings: Any) -
         client.close()
 
 
-def submit(database: Database, number: int, *, model: str = MODEL, priority: int = 0, prompt: str = "Hi") -> str:
+def submit(
+    database: Database, number: int, *, model: str = MODEL, priority: int = 0, prompt: str = "Hi", **parameters: Any
+) -> str:
     """Write and publish a batch of `number` jobs; its id."""
-    request = GenerationRequest(prompt=prompt, messages=None, seed=7)
+    request = GenerationRequest(prompt=prompt, messages=None, seed=7, **parameters)
     text = json.dumps(request.to_json())
     submission = begin_submission(database, NewBatch(file_hash="0", priority=priority))
     lines = range(1, number + 1)

@@ -1,4 +1,4 @@
-"""Messages that a head cannot read, through real fronts: of another version, or damaged."""
+"""Messages that are damaged, through real fronts."""
 
 from __future__ import annotations
 
@@ -10,16 +10,15 @@ from typing import Any
 
 import pytest
 
-from storage.retries import RetryChoice, retry_batch
 from storage.states import JobState
 from tasks import keys, results, stops
-from tasks.generation import FailureType, GenerationTask, Outcome, StopReason
+from tasks.generation import FailureType, Outcome, StopReason
 from tasks.lease import LeaseState, acquire
 from tests.bookkeeping import MODEL as MODEL_OF_OFFICE
 from tests.bookkeeping import at_work, open_office, submit
 from tests.integration.fake_engine import MODEL
 from tests.integration.test_fronts import Queue, head, make_task, wait_until
-from tests.integration.test_fronts_recovery import ended, full_head, rows
+from tests.integration.test_fronts_recovery import ended, full_head
 
 Message = dict[str, Any]
 
@@ -52,31 +51,6 @@ def without_id(message: Message) -> Message:
 
 def outcomes(server: Queue) -> dict[str, Outcome]:
     return {record.job: record for record in server.records() if isinstance(record, Outcome)}
-
-
-def test_a_task_of_a_newer_host_fails_once_and_runs_when_it_is_retried(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    plain = GenerationTask.to_json
-
-    def newer(task: GenerationTask) -> dict[str, Any]:
-        values = plain(task)
-        return {**values, "request": {**values["request"], "newer": 1}} if task.custom_id == "c1" else values
-
-    with open_office(tmp_path) as office, at_work(office):
-        with monkeypatch.context() as patch:
-            patch.setattr(GenerationTask, "to_json", newer)
-            batch = submit(office.database, 2)
-            with full_head(office, "h1"):
-                wait_until(lambda: ended(office, batch) == {JobState.FAILED: 1, JobState.COMPLETED: 1})
-        failed, done = rows(office, batch)
-        assert (failed.error_type, failed.deliveries, done.deliveries) == (FailureType.INTERNAL, 1, 1)
-        assert "unknown field 'newer'" in (failed.error_message or "")
-        assert "different versions" in (failed.error_message or "")
-        assert not office.client.keys("shardq:tries:*")
-        retry_batch(office.database, batch, RetryChoice.of(JobState.FAILED))
-        with full_head(office, "h1"):
-            wait_until(lambda: ended(office, batch) == {JobState.COMPLETED: 2})
 
 
 def test_no_damaged_message_stops_the_front_or_those_behind_it(server: Queue) -> None:
