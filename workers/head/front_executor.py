@@ -71,8 +71,8 @@ class Executor:
     def refuse(self, request: Any, value: object, reason: str) -> dict[str, Any]:
         """See `GenerateExecutor.refuse`.
 
-        The job fails although another head, of another version, might do it: handed back it would come here again
-        and again, for ever while there is no such head. A user's retry brings it to whoever takes it then.
+        What a later version wrote never comes here: this message is damaged, for every head. Handed back it would come
+        again and again; a user's retry has it written anew.
         """
         attempt = Attempt.of(request.request.id)
         if attempt is None:
@@ -123,7 +123,7 @@ class Executor:
     def _refusal(self, attempt: Attempt, reason: str, admission: Admission) -> Outcome:
         if admission.stopped is not None:
             return Outcome.unbegun(attempt, self._head_id, stopped=admission.stopped)
-        message = f"this head cannot read the job ({reason}): are host and head of different versions?"
+        message = f"this head cannot read the job: its message is damaged ({reason})"
         logger.error("job %s: %s", attempt.job, message, extra={"job": attempt.job})
         # a type of failure of its own would be unreadable to a host of another version
         return Outcome.unbegun(attempt, self._head_id, failure=FailureType.INTERNAL, message=message)
