@@ -12,7 +12,7 @@ COPY workers workers
 
 FROM sources AS host-build
 RUN python -m venv --without-pip /opt/shardq \
-    && pip --python /opt/shardq/bin/python install --no-cache-dir -c constraints.txt '.[server]'
+    && pip --python /opt/shardq/bin/python install --no-cache-dir -c constraints.txt '.[server,postgres]'
 
 # torch's own wheels bring CUDA; of the machine only the driver is needed
 FROM sources AS gpu-build

@@ -13,14 +13,19 @@ F = TypeVar("F", bound=Callable[..., Any])
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
 
 
+def refuse_password(url: str, variable: str) -> None:
+    """Raise UsageError for an address on the command line that holds a password."""
+    if ":" in url.partition("://")[2].rpartition("@")[0]:
+        raise click.UsageError(
+            f"Everybody on this machine can read a password on the command line: set {variable} instead."
+        )
+
+
 def _set_variable(variable: str) -> Callable[[click.Context, click.Parameter, str | None], None]:
     def callback(ctx: click.Context, _: click.Parameter, value: str | None) -> None:
         # The variable, not an argument: Celery's application reads it when it is imported.
         if value is not None and not ctx.resilient_parsing:
-            if ":" in value.partition("://")[2].rpartition("@")[0]:
-                raise click.UsageError(
-                    f"Everybody on this machine can read a password on the command line: set {variable} instead."
-                )
+            refuse_password(value, variable)
             os.environ[variable] = value
 
     return callback

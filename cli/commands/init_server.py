@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import ipaddress
+import os
 import re
 import socket
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,11 @@ from cli.hosting import certificates
 from cli.hosting.certificates import Certificates
 from cli.hosting.server_files import HeadName, ServerPlan, files, head_user, tail_user, write_files
 from cli.hosting.web_proxy import WEB_USER, password_file
+from cli.manner import manner
+from cli.options import refuse_password
 from cli.output import note
+from storage.database import parse_url
+from storage.errors import DatabaseUrlInvalid
 
 #: no character that a key's pattern would read as more than itself
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
@@ -25,7 +30,10 @@ _MODEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/@+-]{0,127}")
 _HOST = re.compile(r"(?=.{1,253}$)[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?(\.[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?)*")
 #: what a shell, systemd and Docker read alike without quotes
 _PATH = re.compile(r"/[A-Za-z0-9._/@+-]*")
+_URL = re.compile(r"[A-Za-z0-9._~:/?@%+,=&\[\]-]+")
 _MEMORY = re.compile(r"[1-9][0-9]*(kb|mb|gb)")
+#: where the database's address may stand, password and all
+_DATABASE_VARIABLE = "SHARDQ_DATABASE_URL"
 #: names under which processes on the host itself find the servers
 _LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
 
@@ -48,12 +56,18 @@ _existing = click.Path(exists=True, dir_okay=False, path_type=Path)
     metavar="PATH",
     help="Where heads and tails will keep ca.crt.",
 )
+@click.option(
+    "--database",
+    "database_url",
+    metavar="URL",
+    help="For bookkeeper and clients: postgresql://HOST/NAME, so that others can submit.  [env: SHARDQ_DATABASE_URL]",
+)
 @click.option("--queue-port", default=6379, show_default=True, type=click.IntRange(1, 65535), help="Of the queue.")
 @click.option("--wire-port", default=6380, show_default=True, type=click.IntRange(1, 65535), help="Of the wire.")
 @click.option("--web-port", default=8443, show_default=True, type=click.IntRange(1024, 65535), help="Of the pages.")
 @click.option("--queue-memory", default="256mb", show_default=True, metavar="SIZE", help="Most memory of the queue.")
 @click.option("--wire-memory", default="256mb", show_default=True, metavar="SIZE", help="Most memory of the wire.")
-def init_server_command(directory: Path, **options: Any) -> None:
+def init_server_command(directory: Path, database_url: str | None, **options: Any) -> None:
     """Write what the public host needs to be safe.
 
     DIR, new or empty, gets two Redis configurations, one of a proxy in front of Flower and the metrics, accounts with
@@ -64,8 +78,10 @@ def init_server_command(directory: Path, **options: Any) -> None:
     shardq init-server /srv/shardq --host queue.example.org
     shardq init-server /srv/shardq --host queue.example.org \\
         --head gpu-a=Qwen2.5-7B-Instruct --tail gpu-b
+    shardq init-server /srv/shardq --database postgresql://db.example.org/shardq
     """
-    plan = _plan(directory.expanduser().absolute(), **options)
+    url = _database_url(database_url, manner().placed)
+    plan = _plan(directory.expanduser().absolute(), database_url=url, **options)
     _write(plan)
     note(f"wrote {plan.directory}: servers for {plan.host}, ports {plan.queue_port} (queue), {plan.wire_port} (wire)")
     for line in _next_steps(plan):
@@ -83,6 +99,7 @@ def _plan(
     ca: Path | None,
     days: int,
     ca_path: str,
+    database_url: str | None,
     queue_port: int,
     wire_port: int,
     web_port: int,
@@ -109,8 +126,27 @@ def _plan(
         heads=_heads(heads or ["head"]),
         tails=_tails(tails or ["tail"]),
         remote_ca=ca_path,
+        database_url=database_url,
         certificates=_certificates(cert, key, ca, names, days),
     )
+
+
+def _database_url(given: str | None, placed: Collection[str]) -> str | None:
+    """The option's, else the variable's if the user set it. Raises click's errors, which do not repeat the address."""
+    if given is not None:
+        refuse_password(given, _DATABASE_VARIABLE)
+    url = given or (None if _DATABASE_VARIABLE in placed else os.environ.get(_DATABASE_VARIABLE))
+    if url is None:
+        return None
+    try:
+        parsed = parse_url(url)
+    except DatabaseUrlInvalid as error:
+        raise click.BadParameter(f"--database: {error}") from error
+    if not _URL.fullmatch(url):
+        raise click.BadParameter("--database: use letters, digits and . _ ~ : / ? @ % + , = & -, others as %XX")
+    if parsed.get_backend_name() == "sqlite" and not Path(str(parsed.database)).is_absolute():
+        raise click.BadParameter("--database: expected sqlite:////ABSOLUTE/PATH or postgresql://USER@HOST/NAME")
+    return url
 
 
 def _certificates(
@@ -147,17 +183,29 @@ def _next_steps(plan: ServerPlan) -> Iterator[str]:
     place = plan.directory
     yield f"on {plan.host}:"
     yield f"  docker compose --env-file {place}/compose.env up -d"
-    yield f"  whoever submits there uses {place}/env/client.env"
+    yield from _who_submits(plan)
     yield f"  Flower and /metrics: https://{plan.host}:{plan.web_port}/"
     yield f"  user {WEB_USER}, password in {password_file(place)}"
     yield "to the other machines, over SSH only, for the env files hold passwords:"
     ca = " and ca/ca.crt" if plan.has_ca else ""
     for head in plan.heads:
         yield f"  head {head.head_id}: {place}/env/{head_user(head.head_id)}.env{ca}"
+    if plan.has_remote_clients:
+        yield f"  whoever submits: {place}/env/client.env{ca}; it holds the database's address"
     for name in plan.tails:
         yield f"  tail {name}: {place}/env/{tail_user(name)}.env{ca}"
     if plan.has_ca:
         yield f"  ca.crt is expected at {plan.remote_ca} there (SHARDQ_TLS_CA in the env files)"
+
+
+def _who_submits(plan: ServerPlan) -> Iterator[str]:
+    client = plan.directory / "env" / "client.env"
+    if plan.has_remote_clients:
+        yield f"  whoever submits, here or elsewhere, uses {client}"
+        return
+    where = "" if plan.database_url else ", as the user who runs the bookkeeper: the database is that user's"
+    yield f"  whoever submits does it on this host: `deploy/shardq submit -`, or with {client}{where}"
+    yield f"  and from elsewhere over ssh: `ssh {plan.host} shardq submit - < prompts.jsonl`"
 
 
 def _heads(values: Sequence[str]) -> tuple[HeadName, ...]:

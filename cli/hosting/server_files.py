@@ -49,6 +49,8 @@ class ServerPlan:
     tails: tuple[str, ...]
     #: where ca.crt will lie on the machines of heads and tails
     remote_ca: str
+    #: of bookkeeper and clients; None: a file that only the bookkeeper's user has
+    database_url: str | None
     certificates: Certificates
 
     @property
@@ -59,6 +61,11 @@ class ServerPlan:
         except ValueError:
             return True
         return False
+
+    @property
+    def has_remote_clients(self) -> bool:
+        """Whether the database can be reached from elsewhere, too."""
+        return self.database_url is not None and not self.database_url.startswith("sqlite")
 
     @property
     def has_ca(self) -> bool:
@@ -188,7 +195,7 @@ def _redis_conf(port: int, memory: str, *, persistent: bool) -> list[str]:
 
 def _variables(plan: ServerPlan, user: str, queue: Account | None, wire: Account | None) -> list[str]:
     """What a process of this account is started with."""
-    is_remote = user.startswith(("head", "tail"))
+    is_remote = user.startswith(("head", "tail")) or (user == "client" and plan.has_remote_clients)
     local_ca = str(plan.directory / "ca" / "ca.crt")
     host, ca = (plan.host, plan.remote_ca) if is_remote else (plan.local_host, local_ca)
     lines = [f"# For `shardq` as {user}. It holds passwords: keep it to its user (mode 0600)."]
@@ -198,12 +205,19 @@ def _variables(plan: ServerPlan, user: str, queue: Account | None, wire: Account
         lines.append(f"SHARDQ_RELAY_URL={_url(wire, host, plan.wire_port)}")
     if plan.has_ca:
         lines.append(f"SHARDQ_TLS_CA={ca}")
+    if plan.database_url is not None and user in ("bookkeeper", "client"):
+        lines.append(f"SHARDQ_DATABASE_URL={_quoted(plan.database_url)}")
     for head in plan.heads:
         if user == head_user(head.head_id):
             lines.append(f"SHARDQ_HEAD_ID={head.head_id}")
             lines += [f"SHARDQ_NAME={head.model}"] if head.model is not None else []
     lines += [f"SHARDQ_TAIL_NAME={name}" for name in plan.tails if user == tail_user(name)]
     return lines
+
+
+def _quoted(url: str) -> str:
+    """Between several parameters stands what a shell would read otherwise."""
+    return f"'{url}'" if "&" in url else url
 
 
 def _url(account: Account, host: str, port: int) -> str:

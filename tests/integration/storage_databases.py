@@ -56,6 +56,16 @@ class PostgresServer:
         finally:
             engine.dispose()
 
+    def new_database(self) -> str:
+        """The address of a new, empty database."""
+        self._count += 1
+        name = f"test_{self._count}"
+        engine = create_engine(self.url("public"), isolation_level="AUTOCOMMIT")
+        with engine.connect() as connection:
+            connection.execute(text(f"CREATE DATABASE {name}"))
+        engine.dispose()
+        return f"postgresql://postgres@/{name}?host={self._directory}"
+
     def new_schema(self) -> str:
         """The address of a new, empty schema."""
         self._count += 1

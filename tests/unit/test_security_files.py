@@ -184,6 +184,70 @@ def test_what_is_printed_says_what_to_copy_where_and_no_password(run: Shardq, tm
     assert not list(tmp_path.glob(".s-*"))
 
 
+def test_without_a_shared_database_submitting_is_for_the_host_and_elsewhere_goes_over_ssh(
+    run: Shardq, tmp_path: Path
+) -> None:
+    result = run("init-server", str(tmp_path / "s"), "--host", "h.example.org")
+    (line,) = [line for line in result.stdout.splitlines() if "client.env" in line]
+    assert "on this host" in line
+    assert "the user who runs the bookkeeper" in line
+    assert "`ssh h.example.org shardq submit - < prompts.jsonl`" in result.stdout
+    found = dict(variables(tmp_path / "s"))
+    assert all("SHARDQ_DATABASE_URL" not in values for values in found.values())
+
+
+def test_a_shared_database_is_written_for_bookkeeper_and_clients_and_clients_may_be_anywhere(
+    run: Shardq, tmp_path: Path
+) -> None:
+    url = "postgresql://shardq:s3cret@db.example.org/jobs"
+    result = run("init-server", str(tmp_path / "s"), "--host", "h.example.org", SHARDQ_DATABASE_URL=url)
+    assert f"whoever submits, here or elsewhere, uses {tmp_path}/s/env/client.env" in result.stdout
+    assert f"whoever submits: {tmp_path}/s/env/client.env and ca/ca.crt" in result.stdout
+    assert "s3cret" not in result.output
+    found = dict(variables(tmp_path / "s"))
+    assert {user for user, values in found.items() if "SHARDQ_DATABASE_URL" in values} == {"bookkeeper", "client"}
+    assert found["client"]["SHARDQ_DATABASE_URL"] == found["bookkeeper"]["SHARDQ_DATABASE_URL"] == url
+    assert urlsplit(found["client"]["SHARDQ_BROKER_URL"]).hostname == "h.example.org"
+    assert found["client"]["SHARDQ_TLS_CA"] == "/etc/shardq/ca.crt"
+    assert urlsplit(found["bookkeeper"]["SHARDQ_BROKER_URL"]).hostname == "localhost"
+
+
+def test_an_address_of_several_parameters_is_one_word_for_a_shell(run: Shardq, tmp_path: Path) -> None:
+    url = "postgresql://db.example.org/jobs?sslmode=verify-full&sslrootcert=/etc/db.crt"
+    assert run("init-server", str(tmp_path / "s"), "--host", "h", "--database", url).exit_code == 0
+    script = f'set -a; . "{tmp_path}/s/env/client.env"; printf %s "$SHARDQ_DATABASE_URL"'
+    shown = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=True)
+    assert shown.stdout == url
+
+
+def test_an_sqlite_file_is_one_for_the_host_alone(run: Shardq, tmp_path: Path) -> None:
+    url = "sqlite:////var/lib/shardq/shardq.sqlite3"
+    result = run("init-server", str(tmp_path / "s"), "--host", "h.example.org", "--database", url)
+    assert "over ssh" in result.stdout
+    found = dict(variables(tmp_path / "s"))
+    assert found["client"]["SHARDQ_DATABASE_URL"] == url
+    assert urlsplit(found["client"]["SHARDQ_BROKER_URL"]).hostname == "localhost"
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://shardq:s3cret@db.example.org/jobs",
+        "mysql://db.example.org/s3cret",
+        "sqlite:///s3cret.sqlite3",
+        "postgresql://db.example.org/jobs?application_name=$(s3cret)",
+        "postgresql://db.example.org/jobs\nSHARDQ_ALLOW_INSECURE=s3cret",
+    ],
+)
+def test_a_database_that_cannot_be_shared_is_refused_without_repeating_its_address(
+    run: Shardq, tmp_path: Path, url: str
+) -> None:
+    result = run("init-server", str(tmp_path / "s"), "--host", "h", "--database", url)
+    assert error_of(result)
+    assert "s3cret" not in result.output
+    assert not (tmp_path / "s").exists()
+
+
 def test_a_given_certificate_is_used_as_it_is(run: Shardq, directory: Path, tmp_path: Path) -> None:
     pair = ["--cert", str(directory / "tls" / "server.crt"), "--key", str(directory / "tls" / "server.key")]
     assert run("init-server", str(tmp_path / "public"), "--host", "queue.example.org", *pair).exit_code == 0
