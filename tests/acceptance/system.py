@@ -1,4 +1,8 @@
-"""A whole installation of real processes, for tests that submit, kill and look at what came out."""
+"""A whole installation of real processes, for tests that submit, kill and look at what came out.
+
+No test may hang on how fast the machine is. Whatever is to be under way while something is done to it runs over a long
+link meanwhile (`System.slow`): there a round takes `SLOW_RTT_MS`, however fast or slow the machine.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +10,16 @@ import json
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
+from urllib.parse import urlsplit
 
 import redis
 
+from benchmarks.link_simulator import LinkShape, LinkSimulator
 from cli.processes import Child, Processes, child_environment, shardq_argv
 from relay.embedded import EmbeddedRedis
 from storage.batch_records import Progress
@@ -26,6 +32,9 @@ from tests.redis_server import running_redis
 
 #: seconds after which a test gives up waiting for anything
 PATIENCE_S = 120.0
+
+#: round trip between head and tail over the long link: a job of 100 tokens takes the better part of a minute
+SLOW_RTT_MS = 500.0
 
 #: small and quick: what every worker of a test is started with, unless it says otherwise
 BOTH = {"dtype": "float32", "device": "cpu", "max-length": 256}
@@ -49,11 +58,13 @@ class System:
         self._cleanup = ExitStack()
         self.queue: EmbeddedRedis
         self.wire: EmbeddedRedis
+        self._link: LinkSimulator
 
     def __enter__(self) -> Self:
         with self._cleanup as stack:
             self.queue = stack.enter_context(running_redis(self.directory / "queue", persistent=True))
             self.wire = stack.enter_context(running_redis(self.directory / "wire"))
+            self._link = stack.enter_context(LinkSimulator("127.0.0.1", urlsplit(self.wire.url).port or 0, LinkShape()))
             stack.callback(self._processes.kill)
             self._cleanup = stack.pop_all()
         return self
@@ -70,7 +81,7 @@ class System:
             "SHARDQ_DATA_DIR": str(self.directory),
             "SHARDQ_DATABASE_URL": f"sqlite:///{self.directory / 'shardq.sqlite3'}",
             "SHARDQ_BROKER_URL": self.queue.url,
-            "SHARDQ_RELAY_URL": self.wire.url,
+            "SHARDQ_RELAY_URL": self._link.url_for(self.wire.url),
             # several processes share few cores
             "OMP_NUM_THREADS": "1",
             "OMP_WAIT_POLICY": "PASSIVE",
@@ -151,6 +162,15 @@ class System:
         status = running.process.wait(timeout_s)
         running.reader.join(timeout=5)
         return status
+
+    @contextmanager
+    def slow(self) -> Iterator[None]:
+        """A long link between head and tail, until the block ends."""
+        self._link.reshape(LinkShape.leg(SLOW_RTT_MS))
+        try:
+            yield
+        finally:
+            self._link.reshape(LinkShape())
 
     # -- waiting ----------------------------------------------------------------------------------------------
 

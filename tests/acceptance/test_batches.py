@@ -16,9 +16,18 @@ from tests.acceptance.system import System
 from tests.documents import ROOT
 from tests.integration.test_fronts_recovery import front_pids
 
+#: jobs that end while the others, over the long link, have hardly begun
+NUM_BRIEF = 2
 #: enough work to be in the middle of it when something is killed
 LONG = [
-    {"custom_id": f"job-{n}", "prompt": f"{n} bottles on the wall", "max_tokens": 120, "temperature": n % 2, "seed": n}
+    {
+        "custom_id": f"job-{n}",
+        "prompt": f"{n} bottles on the wall",
+        "max_tokens": 4 if n < NUM_BRIEF else 120,
+        "ignore_eos": True,
+        "temperature": n % 2,
+        "seed": n,
+    }
     for n in range(12)
 ]
 
@@ -74,9 +83,10 @@ def undisturbed(shared_system: System) -> dict[str, str | None]:
 def test_a_killed_tail_costs_no_job_and_changes_no_text(
     undisturbed: dict[str, str | None], whole_system: System
 ) -> None:
-    batch = whole_system.submit(LONG)
-    whole_system.wait_for(batch, completed=2)
-    whole_system.kill_tail()
+    with whole_system.slow():
+        batch = whole_system.submit(LONG)
+        whole_system.wait_for(batch, completed=NUM_BRIEF)
+        whole_system.kill_tail()
     assert whole_system.progress(batch).counts.num_open > 0
     whole_system.start_tail()
     assert whole_system.wait_for(batch).counts.completed == len(LONG)
@@ -86,9 +96,10 @@ def test_a_killed_tail_costs_no_job_and_changes_no_text(
 def test_a_killed_head_costs_no_job_and_changes_no_text(
     undisturbed: dict[str, str | None], whole_system: System
 ) -> None:
-    batch = whole_system.submit(LONG)
-    whole_system.wait_for(batch, completed=2)
-    whole_system.kill_head()
+    with whole_system.slow():
+        batch = whole_system.submit(LONG)
+        whole_system.wait_for(batch, completed=NUM_BRIEF)
+        whole_system.kill_head()
     assert whole_system.progress(batch).counts.num_open > 0
     whole_system.start_head()
     assert whole_system.wait_for(batch).counts.completed == len(LONG)
@@ -98,12 +109,13 @@ def test_a_killed_head_costs_no_job_and_changes_no_text(
 def test_a_head_that_was_frozen_while_another_took_its_id_ends_and_costs_no_job(
     undisturbed: dict[str, str | None], whole_system: System
 ) -> None:
-    batch = whole_system.submit(LONG)
-    whole_system.wait_for(batch, completed=2)
     frozen = [whole_system.pid("head"), *front_pids(whole_system.pid("head"))]
     try:
-        for pid in frozen:
-            os.kill(pid, signal.SIGSTOP)
+        with whole_system.slow():
+            batch = whole_system.submit(LONG)
+            whole_system.wait_for(batch, completed=NUM_BRIEF)
+            for pid in frozen:
+                os.kill(pid, signal.SIGSTOP)
         whole_system.start_head("second", **{"head-id": "head"})
         whole_system.wait_until(lambda: not whole_system.heads(), "lapsed presence")
         whole_system.wait_until(lambda: bool(whole_system.heads()), "second head")
@@ -118,8 +130,10 @@ def test_a_head_that_was_frozen_while_another_took_its_id_ends_and_costs_no_job(
 
 
 def test_a_killed_bookkeeper_costs_no_job(whole_system: System) -> None:
-    batch = whole_system.submit(LONG)
-    whole_system.kill("bookkeeper")
+    with whole_system.slow():
+        batch = whole_system.submit(LONG)
+        whole_system.wait_until(lambda: any(head.running for head in whole_system.heads()), "running jobs")
+        whole_system.kill("bookkeeper")
     whole_system.wait_until(lambda: not any(head.running for head in whole_system.heads()), "idle head")
     whole_system.start_bookkeeper()
     assert whole_system.wait_for(batch).counts.completed == len(LONG)
@@ -129,10 +143,11 @@ def test_a_killed_bookkeeper_costs_no_job(whole_system: System) -> None:
 def test_workers_stop_in_order_and_a_head_without_a_tail_takes_nothing_and_says_so(
     undisturbed: dict[str, str | None], whole_system: System
 ) -> None:
-    batch = whole_system.submit(LONG)
-    whole_system.wait_for(batch, completed=1)
-    assert whole_system.stop("head") == 0
-    assert whole_system.stop("tail") == 0
+    with whole_system.slow():
+        batch = whole_system.submit(LONG)
+        whole_system.wait_for(batch, completed=1)
+        assert whole_system.stop("head") == 0
+        assert whole_system.stop("tail") == 0
     left = whole_system.progress(batch).counts
     assert left.failed == 0
     assert left.num_open > 0

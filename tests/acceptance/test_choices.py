@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from typing import Any
 
 from cli.errors import ExitCode
@@ -56,13 +57,19 @@ def test_each_choice_is_the_text_of_a_line_with_its_seed(whole_system: System) -
 
 
 def test_a_killed_head_changes_no_choice(whole_system: System) -> None:
-    rows = [{**SEVERAL, "custom_id": f"job-{n}", "seed": n, "n": 4, "max_tokens": 100} for n in range(6)]
+    lengths = [4, 60, 60, 60]
+    rows = [
+        {**SEVERAL, "custom_id": f"job-{n}", "seed": n, "n": 4, "max_tokens": length, "ignore_eos": True}
+        for n, length in enumerate(lengths)
+    ]
     written = []
     for kill in (False, True):
-        batch = whole_system.submit(rows)
+        with whole_system.slow() if kill else nullcontext():
+            batch = whole_system.submit(rows)
+            if kill:
+                whole_system.wait_for(batch, completed=1)
+                whole_system.kill_head()
         if kill:
-            whole_system.wait_for(batch, completed=1)
-            whole_system.kill_head()
             assert whole_system.progress(batch).counts.num_open > 0
             whole_system.start_head()
         assert whole_system.wait_for(batch).counts.completed == len(rows)

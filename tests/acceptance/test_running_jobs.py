@@ -27,16 +27,11 @@ CONTEXT = 4096
 SLOTS = 4
 #: jobs fed at a time
 WINDOW = 4
-#: seconds from the decision to the recorded end of the last running job; 2 on a machine with nothing else to do
-STOP_S = 10.0
-
-#: seconds for the longest job that runs to its end
-LONG_S = 240.0
 
 
 @pytest.fixture(scope="module")
 def steady_system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
-    """Decodes plainly, so that a job's length is its time, and feeds few jobs ahead."""
+    """Decodes plainly, so that over the long link a job's length is its time, and feeds few jobs ahead."""
     model = tiny_model(tmp_path_factory.mktemp("models") / "patient", context=CONTEXT)
     with pytest.MonkeyPatch.context() as patch, System(tmp_path_factory.mktemp("steady"), model) as system:
         patch.setenv("SHARDQ_WINDOW_MIN_JOBS", str(WINDOW))
@@ -54,12 +49,19 @@ def steady(steady_system: System, request: pytest.FixtureRequest) -> Iterator[Sy
     request.node.add_report_section("teardown", "processes", steady_system.new_logs())
 
 
+@pytest.fixture
+def held(steady: System) -> Iterator[System]:
+    """As `steady`, over the long link: what runs goes on, and does not end."""
+    with steady.slow():
+        yield steady
+
+
 def start_head(system: System) -> None:
     system.start_head(max_length=CONTEXT, slots=SLOTS, drafter="none", draft_length=0, lanes=1)
 
 
 def long(name: str, max_tokens: int = 3500, **values: Any) -> dict[str, Any]:
-    """A job of many seconds."""
+    """Over the long link, a job of many minutes."""
     return {"custom_id": name, "prompt": f"{name}:", "max_tokens": max_tokens, "ignore_eos": True, "seed": 7, **values}
 
 
@@ -76,13 +78,10 @@ def jobs_of(system: System, batch: str) -> dict[str, JobRow]:
     return {job.custom_id: job for job in system.jobs(batch)}
 
 
-def longest_stop_s(system: System, batch: str) -> float:
-    """From the decision that a job shall stop to its recorded end; the longest of the batch's."""
-    query = "SELECT max(recorded_at - stop_at) FROM job WHERE batch_id = ? AND stop_at IS NOT NULL"
-    with Database.open(system.environment["SHARDQ_DATABASE_URL"]) as database, database.read() as connection:
-        seconds = float(connection.exec_driver_sql(query, (batch,)).scalar_one())
-    print(f"the longest stop took {seconds:.2f} s")  # noqa: T201 - shown with -s and when a test fails
-    return seconds
+def expire_now(system: System, batch: str) -> None:
+    """As if the time at which the batch expires had come."""
+    with Database.open(system.environment["SHARDQ_DATABASE_URL"]) as database, database.write() as connection:
+        connection.exec_driver_sql("UPDATE batch SET expires_at = ? WHERE id = ?", (time.time(), batch))
 
 
 def follow(system: System, job: str) -> subprocess.Popen[str]:
@@ -94,47 +93,41 @@ def follow(system: System, job: str) -> subprocess.Popen[str]:
 
 
 def wait_writing(system: System, count: int) -> None:
-    """Wait until so many jobs run, and have had time for a few tokens."""
+    """Wait until so many jobs run, and tokens have been written."""
     system.wait_until(lambda: sum(head.running for head in system.heads()) >= count, f"{count} running jobs")
     system.wait_until(lambda: any(head.tokens_per_s > 0 for head in system.heads()), "tokens")
-    time.sleep(0.5)
 
 
 def lines_of(path: Path) -> dict[str, dict[str, Any]]:
     return {line["custom_id"]: line for line in map(json.loads, path.read_text().splitlines())}
 
 
-def test_a_cancelled_batch_stops_soon_and_keeps_what_it_has(steady: System, tmp_path: Path) -> None:
+def test_a_cancelled_batch_stops_and_keeps_what_it_has(held: System, tmp_path: Path) -> None:
     names = [f"long-{n}" for n in range(2 * SLOTS)]
-    # It may publish a second window before `submit` has published the first: without it, the first lines come first.
-    assert steady.stop("bookkeeper") == 0
-    batch = steady.submit([short("quick-1"), short("quick-2"), *(long(name) for name in names)])
-    steady.start_bookkeeper()
-    steady.wait_for(batch, completed=2)
-    wait_writing(steady, SLOTS)
+    batch = held.submit([short("quick-1"), short("quick-2"), *(long(name) for name in names)])
+    held.wait_for(batch, completed=2)
+    wait_writing(held, SLOTS)
 
-    follower = follow(steady, f"{batch}-3")
+    follower = follow(held, f"{batch}-3")
     assert follower.stdout is not None
     first = json.loads(follower.stdout.readline())  # comes while the job runs
-    result = steady.shardq("cancel", batch, "--wait")
+    result = held.shardq("cancel", batch, "--wait")
     assert result.returncode == ExitCode.OK, result.stderr
     assert result.stdout == f"{batch} cancelled\n"
     followed = [first, *map(json.loads, follower.communicate(timeout=PATIENCE_S)[0].splitlines())]
-    assert "".join(line.get("text", "") for line in followed) == jobs_of(steady, batch)["long-0"].text
+    assert "".join(line.get("text", "") for line in followed) == jobs_of(held, batch)["long-0"].text
     assert (first["position"], followed[-1]["status"], follower.returncode) == (0, "cancelled", ExitCode.JOBS_FAILED)
     assert "cancelled at once" in result.stderr
     assert "still stopping" in result.stderr
-    assert batch_of(steady, batch).status is BatchStatus.CANCELLED
-    assert longest_stop_s(steady, batch) < STOP_S
+    assert batch_of(held, batch).status is BatchStatus.CANCELLED
 
-    jobs = jobs_of(steady, batch)
+    jobs = jobs_of(held, batch)
     assert (jobs["quick-1"].state, jobs["quick-2"].state) == (JobState.COMPLETED, JobState.COMPLETED)
     assert {jobs[name].state for name in names} == {JobState.CANCELLED}
-    written = [name for name in names if jobs[name].text]
-    assert len(written) == SLOTS
+    assert 1 <= len([name for name in names if jobs[name].text]) <= SLOTS
 
     out, errors = tmp_path / "out.jsonl", tmp_path / "errors.jsonl"
-    results = steady.shardq("results", batch, "--output", str(out), "--errors", str(errors))
+    results = held.shardq("results", batch, "--output", str(out), "--errors", str(errors))
     assert results.returncode == ExitCode.JOBS_FAILED
     assert list(lines_of(out)) == ["quick-1", "quick-2"]
     stopped = lines_of(errors)
@@ -142,55 +135,55 @@ def test_a_cancelled_batch_stops_soon_and_keeps_what_it_has(steady: System, tmp_
     assert {name: stopped[name].get("shardq", {}).get("partial_text") for name in names} == {
         name: jobs[name].text or None for name in names
     }
-    steady.wait_until(lambda: not any(head.running for head in steady.heads()), "idle head", timeout_s=10)
+    held.wait_until(lambda: not any(head.running for head in held.heads()), "idle head", timeout_s=10)
 
 
-def test_a_cancelled_job_stops_alone(steady: System) -> None:
-    batch = steady.submit([long("stops"), long("goes-on")])
-    wait_writing(steady, 2)
-    result = steady.shardq("cancel", f"{batch}-1", "--wait")
+def test_a_cancelled_job_stops_alone(held: System) -> None:
+    batch = held.submit([long("stops"), long("goes-on")])
+    wait_writing(held, 2)
+    result = held.shardq("cancel", f"{batch}-1", "--wait")
     assert result.returncode == ExitCode.OK, result.stderr
     assert result.stdout == f"{batch}-1 cancelled\n"
-    assert longest_stop_s(steady, batch) < STOP_S
-    jobs = jobs_of(steady, batch)
+    jobs = jobs_of(held, batch)
     assert jobs["stops"].state is JobState.CANCELLED
-    assert jobs["stops"].text
     assert jobs["goes-on"].state is JobState.RUNNING
-    assert batch_of(steady, batch).status is BatchStatus.IN_PROGRESS
-    assert steady.shardq("cancel", batch, "--wait").returncode == ExitCode.OK
+    assert batch_of(held, batch).status is BatchStatus.IN_PROGRESS
+    assert held.shardq("cancel", batch, "--wait").returncode == ExitCode.OK
 
 
 def test_cancelled_jobs_run_again_and_write_what_they_would_have_written(steady: System) -> None:
-    batch = steady.submit([long("a", 800), short("b")])
-    steady.wait_for(batch, completed=1)
-    wait_writing(steady, 1)
-    assert steady.shardq("cancel", batch, "--wait").returncode == ExitCode.OK
+    with steady.slow():
+        batch = steady.submit([long("a", 400), short("b")])
+        steady.wait_for(batch, completed=1)
+        wait_writing(steady, 1)
+        assert steady.shardq("cancel", batch, "--wait").returncode == ExitCode.OK
     stopped = jobs_of(steady, batch)
     assert stopped["a"].text
 
     result = steady.shardq("retry", batch, "--cancelled")
     assert result.returncode == ExitCode.OK, result.stderr
     assert "1 job run again" in result.stderr
-    assert steady.wait_for(batch, timeout_s=LONG_S).status is BatchStatus.COMPLETED
+    assert steady.wait_for(batch).status is BatchStatus.COMPLETED
     jobs = jobs_of(steady, batch)
-    assert (jobs["a"].attempt, jobs["a"].completion_tokens) == (2, 800)
+    assert (jobs["a"].attempt, jobs["a"].completion_tokens) == (2, 400)
     assert (jobs["a"].text or "").startswith(stopped["a"].text)
     assert jobs["b"] == stopped["b"]
     assert steady.shardq("status", batch).returncode == ExitCode.OK
 
 
 def test_a_failed_job_really_runs_again(steady: System) -> None:
-    before_it = steady.submit([long(f"before-{n}") for n in range(SLOTS)])
-    wait_writing(steady, SLOTS)
-    batch = steady.submit([short("fails", 30)])
-    (job,) = steady.jobs(batch)
-    with Database.open(steady.environment["SHARDQ_DATABASE_URL"]) as database:
-        fault = OutcomeRow(job.id, 1, "head", JobState.FAILED, error_type="internal_error", error_message="a fault")
-        record_outcomes(database, [fault])
-    status = steady.shardq("status", batch)
-    assert status.returncode == ExitCode.JOBS_FAILED
-    assert "completed: not one job succeeded" in status.stdout
-    assert steady.shardq("cancel", before_it, "--wait").returncode == ExitCode.OK
+    with steady.slow():
+        before_it = steady.submit([long(f"before-{n}") for n in range(SLOTS)])
+        wait_writing(steady, SLOTS)
+        batch = steady.submit([short("fails", 30)])
+        (job,) = steady.jobs(batch)
+        with Database.open(steady.environment["SHARDQ_DATABASE_URL"]) as database:
+            fault = OutcomeRow(job.id, 1, "head", JobState.FAILED, error_type="internal_error", error_message="a fault")
+            record_outcomes(database, [fault])
+        status = steady.shardq("status", batch)
+        assert status.returncode == ExitCode.JOBS_FAILED
+        assert "completed: not one job succeeded" in status.stdout
+        assert steady.shardq("cancel", before_it, "--wait").returncode == ExitCode.OK
 
     before = time.time()
     result = steady.shardq("retry", batch, "--wait")
@@ -202,51 +195,56 @@ def test_a_failed_job_really_runs_again(steady: System) -> None:
     assert batch_of(steady, batch).status is BatchStatus.COMPLETED
 
 
-def test_a_batch_expires_with_what_it_has(steady: System, tmp_path: Path) -> None:
+def test_a_batch_expires_with_what_it_has(held: System, tmp_path: Path) -> None:
     names = [f"long-{n}" for n in range(SLOTS + 2)]
-    batch = steady.submit([short("quick"), *(long(name) for name in names)], "--expires-in", "3s")
-    steady.wait_for(batch, timeout_s=30)
-    row = batch_of(steady, batch)
+    batch = held.submit([short("quick"), *(long(name) for name in names)], "--expires-in", "1h")
+    held.wait_for(batch, completed=1)
+    wait_writing(held, SLOTS)
+    expire_now(held, batch)
+    held.wait_for(batch)
+    row = batch_of(held, batch)
     assert row.status is BatchStatus.EXPIRED
     assert row.expires_at is not None
     assert row.expired_at is not None
     assert row.expires_at <= row.expired_at
-    assert longest_stop_s(steady, batch) < STOP_S
-    jobs = jobs_of(steady, batch)
+    jobs = jobs_of(held, batch)
     assert jobs["quick"].state is JobState.COMPLETED
     assert {jobs[name].state for name in names} == {JobState.EXPIRED}
 
     errors = tmp_path / "errors.jsonl"
-    results = steady.shardq("results", batch, "--errors", str(errors))
+    results = held.shardq("results", batch, "--errors", str(errors))
     assert results.returncode == ExitCode.JOBS_FAILED
     stopped = lines_of(errors)
     assert {line["error"]["code"] for line in stopped.values()} == {"batch_expired"}
     assert any(line.get("shardq", {}).get("partial_text") for line in stopped.values())
-    status = steady.shardq("status", batch)
+    status = held.shardq("status", batch)
     assert status.returncode == ExitCode.JOBS_FAILED
     assert f"{len(names)} expired" in status.stdout
 
 
 def test_a_line_with_a_deadline_of_its_own_expires_alone(steady: System) -> None:
-    batch = steady.submit([long("late", expires_in="2s"), long("fine", 600)])
-    steady.wait_for(batch, timeout_s=LONG_S)
+    with steady.slow():
+        batch = steady.submit([long("late", expires_in="2s"), long("fine", 60)])
+        steady.wait_until(lambda: jobs_of(steady, batch)["late"].state is JobState.EXPIRED, "late job's end")
+    steady.wait_for(batch)
     jobs = jobs_of(steady, batch)
     assert (jobs["late"].state, jobs["late"].error_type) == (JobState.EXPIRED, "deadline_exceeded")
-    assert (jobs["fine"].state, jobs["fine"].completion_tokens) == (JobState.COMPLETED, 600)
+    assert (jobs["fine"].state, jobs["fine"].completion_tokens) == (JobState.COMPLETED, 60)
     assert batch_of(steady, batch).status is BatchStatus.COMPLETED
 
 
 def test_a_follower_gets_the_whole_text_once_although_the_head_is_killed(steady: System) -> None:
-    batch = steady.submit([long("followed", 1000)])
-    wait_writing(steady, 1)
-    follower = follow(steady, f"{batch}-1")
-    assert follower.stdout is not None
-    first = json.loads(follower.stdout.readline())
-    steady.kill_head()
+    with steady.slow():
+        batch = steady.submit([long("followed", 400)])
+        wait_writing(steady, 1)
+        follower = follow(steady, f"{batch}-1")
+        assert follower.stdout is not None
+        first = json.loads(follower.stdout.readline())
+        steady.kill_head()
     start_head(steady)
-    pieces = [first, *map(json.loads, follower.communicate(timeout=LONG_S)[0].splitlines())]
+    pieces = [first, *map(json.loads, follower.communicate(timeout=PATIENCE_S)[0].splitlines())]
     job = jobs_of(steady, batch)["followed"]
-    assert (job.state, job.completion_tokens, follower.returncode) == (JobState.COMPLETED, 1000, ExitCode.OK)
+    assert (job.state, job.completion_tokens, follower.returncode) == (JobState.COMPLETED, 400, ExitCode.OK)
     assert "".join(piece.get("text", "") for piece in pieces) == job.text
     assert len(first["text"]) < len(job.text or "")
 

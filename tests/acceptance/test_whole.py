@@ -3,13 +3,33 @@
 from __future__ import annotations
 
 import json
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from tests.acceptance.system import System
+from tests.chaos.field import signal_all
+from tests.integration.test_fronts_recovery import front_pids
 
 REQUESTS = [
     {"custom_id": f"job-{n}", "prompt": f"{n} bottles on the wall", "max_tokens": 30, "temperature": n % 2, "seed": n}
     for n in range(10)
 ]
+
+
+@contextmanager
+def frozen(system: System, head: str) -> Iterator[None]:
+    """The head and its fronts stand still, until the block ends."""
+    pids = [system.pid(head), *front_pids(system.pid(head))]
+    signal_all(pids, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        signal_all(pids, signal.SIGCONT)
+
+
+def wait_taken(system: System, batch: str, head: str) -> None:
+    system.wait_until(lambda: head in {job.head for job in system.jobs(batch)}, f"job that {head} took")
 
 
 def test_a_whole_head_works_alone_and_beside_a_split_pair_and_texts_do_not_tell_which(system: System) -> None:
@@ -32,10 +52,14 @@ def test_a_whole_head_works_alone_and_beside_a_split_pair_and_texts_do_not_tell_
     assert {head.head_id: head.whole for head in system.heads()} == {"whole-head": True, "split-head": False}
     listed = [line.split()[:3] for line in system.shardq("status").stdout.splitlines()]
     assert [row for row in listed if "tiny" in row] == [["split-head", "tiny", "half"], ["whole-head", "tiny", "whole"]]
-    beside = system.submit(REQUESTS)
-    system.wait_until(lambda: "whole-head" in {job.head for job in system.jobs(beside)}, "job that the whole head did")
-    # What it has not finished within its grace, the other one does.
-    assert system.stop("whole-head") == 0
+    with system.slow():
+        # It might do all of them before the other one has taken any.
+        with frozen(system, "whole-head"):
+            beside = system.submit(REQUESTS)
+            wait_taken(system, beside, "split-head")
+        wait_taken(system, beside, "whole-head")
+        # What it has not finished within its grace, the other one does.
+        assert system.stop("whole-head") == 0
     assert system.wait_for(beside).counts.completed == len(REQUESTS)
     assert {job.head for job in system.jobs(beside)} == {"whole-head", "split-head"}
     assert system.texts(beside) == system.texts(alone)
