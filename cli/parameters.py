@@ -1,4 +1,4 @@
-"""Options of `submit` for lines that do not say; each is a parameter of a request."""
+"""Options of `submit` for lines that do not say: which model, and the parameters of a request."""
 
 from __future__ import annotations
 
@@ -31,6 +31,36 @@ def _biases(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> d
         biases[token] = number
     return biases
 
+
+def _names(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
+    """`NAME=SERVED` each. Served names have no `=`."""
+    names: dict[str, str] = {}
+    for value in values:
+        name, _equals, served = value.rpartition("=")
+        if not name or not served:
+            raise click.BadParameter(f"{value!r} is not NAME=SERVED, as gpt-4o-mini=llama.")
+        if names.setdefault(name, served) != served:
+            raise click.BadParameter(f"{name!r} has two served names.")
+    return names
+
+
+_MODEL_OPTIONS = (
+    click.option("--model", metavar="NAME", help="Served name for lines that name none."),
+    click.option(
+        "--map-model",
+        metavar="NAME=SERVED",
+        multiple=True,
+        callback=_names,
+        help="Served name for lines that name another model; may be given several times.",
+    ),
+    click.option("--any-model", is_flag=True, help="All lines, whatever they name, are for --model or the one served."),
+    click.option(
+        "--expect-model",
+        metavar="NAME",
+        multiple=True,
+        help="Queue for a served name that no head has had yet; may be given several times.",
+    ),
+)
 
 _OPTIONS = (
     click.option("--max-tokens", type=int, help="For lines that do not say. Default: 512."),
@@ -66,6 +96,13 @@ _OPTIONS = (
 )
 
 
+def model_options(function: F) -> F:
+    """Which served name a line is for."""
+    for option in reversed(_MODEL_OPTIONS):
+        function = option(function)
+    return function
+
+
 def parameter_options(function: F) -> F:
     """All of them; they reach the command by the names of the parameters."""
     for option in reversed(_OPTIONS):
@@ -73,11 +110,14 @@ def parameter_options(function: F) -> F:
     return function
 
 
-def defaults_of(model: str | None, parameters: dict[str, Any]) -> Defaults:
+def defaults_of(model: str | None, map_model: dict[str, str], any_model: bool, parameters: dict[str, Any]) -> Defaults:
     """What the options say. Raises InputRefused, which names the option."""
     given = {name: list(value) if isinstance(value, tuple) else value for name, value in parameters.items()}
+    wanted = {name: None if value in ([], {}) else value for name, value in given.items()}
+    if any_model and map_model:
+        raise InputRefused("--any-model: expected without --map-model: it leaves nothing to map")
     try:
-        return Defaults.of(model=model, **{name: None if value in ([], {}) else value for name, value in given.items()})
+        return Defaults.of(model=model, map_model=map_model, any_model=any_model, **wanted)
     except ParameterInvalid as error:
         name = (error.field or "model").partition(".")[0]
         option = _SINGULAR.get(name, name).replace("_", "-")

@@ -102,13 +102,7 @@ def why_nothing_moves(
         return
     if counts.waiting:
         yield from _memory(system.memory_share)
-    if not system.heads:
-        yield "no head is alive: jobs wait in the queue (start `shardq head`)"
-    elif models:
-        for model in sorted(models):
-            yield from _heads_of(system, model, counts)
-    else:
-        yield from _slots(system.heads, counts)
+    yield from _heads(system, models, counts)
 
 
 def _memory(share: float | None) -> Iterator[str]:
@@ -124,6 +118,22 @@ def _memory(share: float | None) -> Iterator[str]:
             f"the queue server's memory is {share:.0%} full: feeding pauses until it is less (wait until jobs end, "
             "or raise its `maxmemory`)"
         )
+
+
+def _heads(system: System, models: Collection[str], counts: Counts) -> Iterator[str]:
+    """Which heads these jobs lack."""
+    had = sorted(model for model in models if model in system.queued)
+    for model in sorted({*models}.difference(had)):
+        yield f"jobs wait for the first head that serves {model!r} (start `shardq head --name {model}`)"
+    if models and not had:
+        return
+    if not system.heads:
+        yield "no head is alive: jobs wait in the queue (start `shardq head`)"
+    elif had:
+        for model in had:
+            yield from _heads_of(system, model, counts)
+    else:
+        yield from _slots(system.heads, counts)
 
 
 def _heads_of(system: System, model: str, counts: Counts) -> Iterator[str]:

@@ -162,6 +162,14 @@ def open_models(db: Database, batch_id: str) -> frozenset[str]:
         return frozenset(connection.execute(query).scalars())
 
 
+def awaited_models(db: Database) -> frozenset[str]:
+    """The served names that waiting jobs of published batches ask for."""
+    published = select(batch.c.id).where(batch.c.status == BatchStatus.IN_PROGRESS)
+    query = select(job.c.model).where(IS_WAITING, job.c.batch_id.in_(published)).distinct()
+    with db.read() as connection:
+        return frozenset(connection.execute(query).scalars())
+
+
 def get_job(db: Database, job_id: str) -> JobRow:
     """The job with this id. Raises JobNotFound."""
     found = read_rows(db, job.c.id == job_id, limit=1)

@@ -53,6 +53,7 @@ HEADS_S = 1.0
 HOST_S = 30.0
 STOPS_S = 1.0
 MODELS_S = 2.0
+UNHEARD_S = 30.0
 #: milliseconds for which a turn waits for records
 BLOCK_MS = 250
 #: for the bookkeeper's database: it has other duties than to wait for a lock
@@ -101,6 +102,7 @@ class Bookkeeper:
             Duty("say which version this is", HOST_S, lambda _: say_host(client), without_database=True),
             Duty("look after heads", HEADS_S, Restorer(client).turn, without_database=True),
             Duty("mirror the served names", MODELS_S, lambda _: mirror_models(client, database)),
+            Duty("tell which heads jobs wait for", UNHEARD_S, lambda _: feeder.tell_who_waits()),
             Duty("stop jobs", STOPS_S, lambda _: stopper.turn()),
             Duty("feed", FEED_S, lambda _: feeder.turn()),
             Duty("look for lost jobs", min(COUNT_S, settings.scan_interval_s), reconciler.turn),

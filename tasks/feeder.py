@@ -28,7 +28,7 @@ from tasks.generation import known_versions
 from tasks.heads import live_heads
 from tasks.kept_database import refuse_other_database
 from tasks.publish import Publication, Publisher
-from tasks.served import model_names
+from tasks.served import model_names, unheard_models
 from tasks.settings import BookkeeperSettings
 
 log = logging.getLogger(__name__)
@@ -79,6 +79,7 @@ class Feeder:
         self._paused = False
         #: served name → what its heads were when jobs were held back, and these jobs' batches
         self._held: dict[str, tuple[_Served, frozenset[str]]] = {}
+        self._unheard: frozenset[str] = frozenset()
 
     @property
     def paused(self) -> bool:
@@ -95,6 +96,13 @@ class Feeder:
         served = self._served()
         names = model_names(self._client, self._database)
         return sum(self._feed_model(name, served.get(name, _NOBODY)) for name in names)
+
+    def tell_who_waits(self) -> None:
+        """Log the served names that jobs wait for and no head has had yet, when they change."""
+        unheard = unheard_models(self._client, self._database)
+        for name in sorted(unheard - self._unheard):
+            log.warning("jobs wait for the first head that serves %r", name)
+        self._unheard = unheard
 
     def turn(self) -> int:
         """`feed`, after `take_back`: what the one process does that may read the queue."""

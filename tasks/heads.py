@@ -228,16 +228,21 @@ def forget_head(client: redis.Redis, head_id: str) -> bool:
     return bool(client.eval(_FORGET, len(names), *names, head_id))
 
 
-def register_profile(client: redis.Redis, name: str, profile: Profile) -> None:
-    """Serve `profile` as `name`.
-
-    Raises ModelNameInvalid, or ProfileMismatch if the name stands for another profile.
-    """
+def check_model_name(name: str) -> None:
+    """Raises ModelNameInvalid for a name that no head may serve."""
     if not _MODEL_NAME.fullmatch(name):
         raise ModelNameInvalid(
             f"no model can be served as {name!r}: expected 1 to 128 letters, digits or any of . _ / @ + -, "
             "a letter or digit first"
         )
+
+
+def register_profile(client: redis.Redis, name: str, profile: Profile) -> None:
+    """Serve `profile` as `name`.
+
+    Raises ModelNameInvalid, or ProfileMismatch if the name stands for another profile.
+    """
+    check_model_name(name)
     if client.hsetnx(keys.MODELS, name, json.dumps(profile.to_json())):
         return
     registered = registered_models(client).get(name, profile)

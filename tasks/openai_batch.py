@@ -78,19 +78,39 @@ class Defaults:
     model: str | None = None
     #: checked fields of `GenerationRequest`
     parameters: Mapping[str, Any] = field(default_factory=dict)
+    #: a line's model name → the served name that is meant
+    map_model: Mapping[str, str] = field(default_factory=dict)
+    #: the model names of lines say nothing
+    any_model: bool = False
 
     @classmethod
-    def of(cls, *, model: str | None = None, **parameters: object) -> Self:
+    def of(
+        cls,
+        *,
+        model: str | None = None,
+        map_model: Mapping[str, str] | None = None,
+        any_model: bool = False,
+        **parameters: object,
+    ) -> Self:
         """Defaults from a user's options, None for those not given; named and checked as in a line's body.
 
         Raises ParameterInvalid.
         """
-        return cls(_optional_name("model", model), read_parameters(parameters))
+        names = dict(map_model or {})
+        for name in (*names.keys(), *names.values()):
+            check("map_model", _name, name)
+        return cls(_optional_name("model", model), read_parameters(parameters), names, any_model)
+
+    def model_of(self, name: str | None) -> str | None:
+        """The served name of a line that names this model; None if it is left open."""
+        if name is None or self.any_model:
+            return self.model
+        return self.map_model.get(name, name)
 
     def to_json(self) -> dict[str, Any]:
         """These defaults as plain JSON values."""
-        model = {} if self.model is None else {"model": self.model}
-        return {**model, **plain_fields(self.parameters)}
+        given = {"model": self.model, "map_model": dict(self.map_model), "any_model": self.any_model}
+        return {**{name: value for name, value in given.items() if value}, **plain_fields(self.parameters)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,7 +260,7 @@ def _job(number: int, value: dict[str, Any], defaults: Defaults, seeds: Callable
     custom_id, url, body = read(value)
     expires_in_s = _expires_in(value.get("expires_in"))
     prompt, messages = body.pop("prompt", None), body.pop("messages", None)
-    model = _optional_name("model", body.pop("model", None)) or defaults.model
+    model = defaults.model_of(_optional_name("model", body.pop("model", None)))
     if prompt is None and messages is None:
         _refuse_unknown(body)
     request = _source(url, prompt, messages)

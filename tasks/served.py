@@ -5,6 +5,7 @@ from __future__ import annotations
 import redis
 
 from storage.database import Database
+from storage.jobs import awaited_models
 from storage.served_models import list_models, upsert_model
 from tasks.heads import registered_models
 
@@ -12,6 +13,11 @@ from tasks.heads import registered_models
 def model_names(client: redis.Redis, database: Database) -> list[str]:
     """Every name that may have jobs: registered now, or ever seen in the database. Sorted."""
     return sorted({*registered_models(client), *(row.name for row in list_models(database))})
+
+
+def unheard_models(client: redis.Redis, database: Database) -> frozenset[str]:
+    """The served names that waiting jobs ask for and no head has had yet."""
+    return awaited_models(database).difference(model_names(client, database))
 
 
 def mirror_models(client: redis.Redis, database: Database) -> int:

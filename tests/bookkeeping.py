@@ -83,7 +83,7 @@ def submit(
     text = json.dumps(request.to_json())
     submission = begin_submission(database, NewBatch(file_hash="0", priority=priority))
     lines = range(1, number + 1)
-    add_jobs(database, submission, [NewJob(n, f"c{n}", MODEL, "/v1/completions", text) for n in lines])
+    add_jobs(database, submission, [NewJob(n, f"c{n}", model, "/v1/completions", text) for n in lines])
     return publish_batch(database, submission).id
 
 

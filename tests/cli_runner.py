@@ -38,6 +38,11 @@ class Shardq:
         """The database that the commands use."""
         return f"sqlite:///{self.data_dir / 'shardq.sqlite3'}"
 
+    @property
+    def broker_url(self) -> str:
+        """The queue server that the commands use."""
+        return self._environment["SHARDQ_BROKER_URL"]
+
     def __call__(self, *arguments: str, stdin: bytes | None = None, **environment: str) -> Result:
         """The command's exit code, stdout and stderr."""
         with pytest.MonkeyPatch.context() as patch:

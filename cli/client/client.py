@@ -45,9 +45,10 @@ class Client:
         `tell` hears of every line whose model nobody serves.
         """
         from cli.client.input_file import nowhere
-        from cli.client.submission import refuse_unserved, remarks
+        from cli.client.submission import check_expected, refuse_unserved, remarks
 
-        models = self._transport.models()
+        check_expected(order.expected)
+        models = self._transport.models().expecting(order.expected)
         refuse_unserved(stream, check, order, models, self._voice, tell or nowhere)
         written = self._transport.write(stream, order, models, check.endpoint, self._voice)
         for remark in remarks(written, order):

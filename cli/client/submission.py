@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import islice
+from shlex import quote
 from typing import BinaryIO
 
 from cli.client.input_file import Check, ErrorSink, digest, error_report, nowhere, requests
@@ -20,6 +21,8 @@ from storage.errors import NameTaken, StorageError
 from storage.job_records import NewJob
 from storage.reuse import reuse_results
 from storage.states import TERMINAL_STATUSES
+from tasks.errors import ModelNameInvalid
+from tasks.heads import check_model_name
 from tasks.openai_batch import LineError, ParsedJob
 
 #: jobs written in one transaction
@@ -42,6 +45,15 @@ def refuse_invalid(check: Check, order: Order, voice: Voice, where: str) -> None
         voice.warn(f"{check.num_errors} invalid lines are left out:\n{report}")
 
 
+def check_expected(names: Iterable[str]) -> None:
+    """Raises InputRefused for a name that no head will ever serve."""
+    for name in names:
+        try:
+            check_model_name(name)
+        except ModelNameInvalid as error:
+            raise InputRefused(f"--expect-model: {error}") from error
+
+
 def refuse_unserved(
     stream: BinaryIO, check: Check, order: Order, models: Models, voice: Voice, tell: ErrorSink = nowhere
 ) -> None:
@@ -52,7 +64,7 @@ def refuse_unserved(
     if tell is not nowhere:
         tell_unserved(stream, order, models, tell, voice)
     if not order.skip_invalid or len(unserved) == len(check.models):
-        raise InputRefused("\n".join(shortened(list(unserved.values()))))
+        raise InputRefused("\n".join([*shortened(list(unserved.values())), *_ways(unserved, models)]))
     for message in shortened(list(unserved.values())):
         voice.warn(f"left out: {message}")
 
@@ -88,10 +100,25 @@ def _unserved(name: str | None, check: Check, models: Models) -> str:
     names = sorted(models.known)
     served = ", ".join(names[:MAX_NAMES]) + (", …" if len(names) > MAX_NAMES else "")
     if not names:
-        return f"{where}: model: no model is served yet: start a head with `shardq head --model MODEL`"
+        return (
+            f"{where}: model: no model is served yet: start `shardq head --model MODEL`, or name it with --expect-model"
+        )
     if name is None:
         return f"{where}: model: several models are served, name one with --model: {served}"
     return f"{where}: model: {name!r} is not served; served are: {served}"
+
+
+def _ways(unserved: Iterable[str | None], models: Models) -> list[str]:
+    """What can be done about lines that name a model nobody serves."""
+    name = next((name for name in unserved if name is not None), None)
+    if name is None:
+        return []
+    waits = f"`--expect-model {quote(name)}` waits for a head that serves it"
+    if not models.known:
+        return [waits]
+    served = models.default or "SERVED"
+    all_lines = "--any-model" if models.default else "--any-model --model SERVED"
+    return [f"`--map-model {quote(f'{name}={served}')}` sends its lines to {served}, `{all_lines}` all lines; {waits}"]
 
 
 def shortened(messages: list[str]) -> list[str]:

@@ -36,6 +36,8 @@ class Order:
     expires_in_s: float | None = None
     #: take stored results of the same jobs
     reuse: bool = False
+    #: served names that may be waited for, though no head has had them yet
+    expected: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +60,11 @@ class Models:
     known: frozenset[str]
     #: for jobs that name none
     default: str | None
+
+    def expecting(self, names: frozenset[str]) -> Models:
+        """With these names as if they were served; the only one is for the jobs that name none."""
+        default = next(iter(names)) if len(names) == 1 else self.default
+        return Models(self.known | names, default)
 
     def of(self, job: ParsedJob) -> str | None:
         """The served name of a job, or None if it has none."""

@@ -20,7 +20,7 @@ from cli.errors import ExitCode
 from cli.follow import follow_to_end
 from cli.options import broker_option, database_option, insecure_option, json_option
 from cli.output import counted, note, print_json, warn
-from cli.parameters import defaults_of, parameter_options
+from cli.parameters import defaults_of, model_options, parameter_options
 from cli.result_files import check_place
 from cli.terminal import Terminal, opened_client
 
@@ -37,7 +37,7 @@ class Afterwards:
 @click.command("submit")
 @click.argument("file", type=click.Path(allow_dash=True))
 @click.option("--name", metavar="NAME", help="The batch's name. The same name and file again: go on with it.")
-@click.option("--model", metavar="NAME", help="Served name for lines that name none.")
+@model_options
 @click.option("--wait", is_flag=True, help="Show progress until the last job has ended.")
 @click.option(
     "--output",
@@ -81,6 +81,9 @@ def submit_command(
     file: str,
     name: str | None,
     model: str | None,
+    map_model: dict[str, str],
+    any_model: bool,
+    expect_model: tuple[str, ...],
     wait: bool,
     output: Path | None,
     on_invalid: str,
@@ -116,8 +119,15 @@ def submit_command(
     refuse_same_file({"FILE": source, "--output": output, "--errors": errors})
     if output is not None:
         check_place(output)
-    defaults = defaults_of(model, parameters)
-    order = Order(name, defaults, on_invalid == "skip", priority=priority, expires_in_s=expires_in_s, reuse=reuse)
+    order = Order(
+        name,
+        defaults_of(model, map_model, any_model, parameters),
+        on_invalid == "skip",
+        priority=priority,
+        expires_in_s=expires_in_s,
+        reuse=reuse,
+        expected=frozenset(expect_model),
+    )
     voice = Terminal()
     with open_input(file, voice) as stream, error_file(errors) as tell:
         check = check_input(stream, order.defaults, voice, max_errors=max_errors, tell=tell)
@@ -127,15 +137,23 @@ def submit_command(
             return
         with opened_client() as client:
             batch = client.place(stream, check, order, tell)
+            if wait and order.expected:
+                for reason in batch.obstacles():
+                    warn(reason)
             ctx.exit(_after(batch, Afterwards(wait, output, as_json)))
 
 
 def _print_check(check: Check, as_json: bool) -> None:
     if as_json:
         errors = [asdict(error) for error in check.errors]
-        print_json({"jobs": check.num_jobs, "invalid_lines": check.num_errors, "errors": errors})
-    else:
-        click.echo(f"{check.num_jobs} jobs, {check.num_errors} invalid lines")
+        models = {name: number for name, number in check.models.items() if name is not None}
+        shown = {"jobs": check.num_jobs, "invalid_lines": check.num_errors, "models": models, "errors": errors}
+        print_json(shown)
+        return
+    click.echo(f"{check.num_jobs} jobs, {check.num_errors} invalid lines")
+    for name, number in check.models.items():
+        if name is not None:
+            note(f"{counted(number, 'line')} for {name!r}, if it is served (`shardq models` lists what is)")
 
 
 def _after(batch: Batch, afterwards: Afterwards) -> ExitCode:

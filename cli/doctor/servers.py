@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 
 import redis
 
+from cli.database import opened
 from cli.doctor.findings import Finding, failed, ok, warning
 from cli.doctor.kept import check_kept
 from relay.errors import RelayError
 from relay.guard import redact
 from relay.settings import RelaySettings
 from relay.streams import RedisRelay
+from storage.errors import StorageError
 from tasks import keys
 from tasks.connection import connect, translated
 from tasks.errors import TaskError
 from tasks.heads import live_heads, registered_models
+from tasks.served import unheard_models
 from tasks.settings import TaskSettings
 
 #: round trips measured
@@ -34,6 +38,7 @@ def check_queue() -> Iterator[Finding]:
             yield from _bookkeeper(client)
             yield from check_kept(client)
             yield from _heads(client)
+            yield from _waited_for(client)
     except (TaskError, RelayError) as error:
         yield failed("queue", f"{error} (SHARDQ_BROKER_URL; is Redis running there?)")
 
@@ -80,6 +85,12 @@ def _heads(client: redis.Redis) -> Iterator[Finding]:
             yield ok("heads", text)
         else:
             yield warning("heads", f"{text}, but has no tail and takes no jobs: start one with `shardq tail`")
+
+
+def _waited_for(client: redis.Redis) -> Iterator[Finding]:
+    with suppress(StorageError), opened() as database:  # which the check of the database names
+        for name in sorted(unheard_models(client, database)):
+            yield warning("heads", f"jobs wait for the first that serves {name!r} (`shardq head --name {name}`)")
 
 
 def check_wire() -> Iterator[Finding]:

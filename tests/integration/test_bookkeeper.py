@@ -28,9 +28,10 @@ from tasks.connection import translated
 from tasks.errors import QueueFull, QueueUnreachable
 from tasks.feeder import Feeder, feed_once
 from tasks.generation import GenerationRequest, GenerationTask
+from tasks.heads import register_profile
 from tasks.publish import Publication
 from tasks.reconciler import CONFIRM_S, Reconciler
-from tests.bookkeeping import MODEL, Office, head_info, open_office, outcome, submit
+from tests.bookkeeping import MODEL, PROFILE, Office, head_info, open_office, outcome, submit
 
 GO_ON = threading.Event()
 
@@ -278,6 +279,22 @@ def test_a_record_nobody_can_read_is_put_aside_and_hurts_no_other(office: Office
 def test_served_names_are_mirrored_into_the_database(office: Office) -> None:
     turn(office, office.bookkeeper())
     assert [row.name for row in list_models(office.database)] == [MODEL]
+
+
+def test_jobs_for_a_head_that_never_was_wait_and_are_told_of_once(
+    office: Office, caplog: pytest.LogCaptureFixture
+) -> None:
+    submit(office.database, 2, model="early")
+    bookkeeper = office.bookkeeper()
+    for _ in range(3):
+        turn(office, bookkeeper, 60)
+    assert [record.getMessage() for record in caplog.records if "first head" in record.getMessage()] == [
+        "jobs wait for the first head that serves 'early'"
+    ]
+    assert queues.num_waiting(office.client, "early") == 0
+    register_profile(office.client, "early", PROFILE)
+    turn(office, bookkeeper, 60)
+    assert queues.num_waiting(office.client, "early") == 2
 
 
 def test_urgent_batches_are_served_first(office: Office) -> None:

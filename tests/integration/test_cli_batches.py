@@ -15,8 +15,11 @@ import redis
 
 from cli.errors import ExitCode
 from storage.states import JobState
+from tasks import keys
+from tasks.feeder import feed_once
 from tasks.heads import register_profile
 from tasks.queues import num_waiting
+from tasks.settings import BookkeeperSettings
 from tests.cli_runner import PROFILE, PROMPTS, Shardq, error_of
 from tests.redis_server import running_redis
 
@@ -80,6 +83,10 @@ def test_an_unknown_model_is_refused_with_the_served_ones(run: Shardq, served: s
     result = run("submit", "-", stdin=b'{"prompt": "a"}\n{"prompt": "b", "model": "huge"}\n')
     assert result.exit_code == ExitCode.USAGE
     assert error_of(result) == "Error: line 2: model: 'huge' is not served; served are: tiny"
+    assert result.stderr.splitlines()[1:] == [
+        "`--map-model huge=tiny` sends its lines to tiny, `--any-model` all lines; "
+        "`--expect-model huge` waits for a head that serves it"
+    ]
     assert json.loads(run("list", "--json").stdout) == []
 
 
@@ -92,6 +99,59 @@ def test_an_unknown_model_as_an_option_is_refused(run: Shardq, served: str) -> N
     result = run("submit", "--model", "huge", "-", stdin=PROMPTS)
     assert result.exit_code == ExitCode.USAGE
     assert "'huge' is not served" in error_of(result)
+
+
+#: as made for OpenAI
+NAMED = (
+    b'{"custom_id": "a", "prompt": "x", "model": "gpt-4o"}\n{"custom_id": "b", "prompt": "x", "model": "gpt-4o-mini"}\n'
+)
+
+
+def models_of(run: Shardq, batch: str) -> dict[str, str]:
+    return {name: job.model for name, job in run.jobs(batch).items()}
+
+
+def test_names_of_other_services_are_taken_for_served_ones(run: Shardq, served: str, client: redis.Redis) -> None:
+    register_profile(client, "other", PROFILE)
+    batch = submit(run, NAMED, "--map-model", "gpt-4o=tiny", "--map-model", "gpt-4o-mini=other")
+    assert models_of(run, batch) == {"a": "tiny", "b": "other"}
+    assert run.status(batch)["parameters"] == {"map_model": {"gpt-4o": "tiny", "gpt-4o-mini": "other"}}
+    every = submit(run, NAMED, "--any-model", "--model", "other")
+    assert models_of(run, every) == {"a": "other", "b": "other"}
+    assert run.status(every)["parameters"] == {"model": "other", "any_model": True}
+    assert "name one with --model: other, tiny" in error_of(run("submit", "--any-model", "-", stdin=NAMED))
+    half = submit(run, NAMED, "--map-model", "gpt-4o=tiny", "--on-invalid", "skip")
+    assert models_of(run, half) == {"a": "tiny"}
+    assert run.status(half)["num_invalid_lines"] == 1
+
+
+def test_all_lines_are_for_the_one_that_is_served(run: Shardq, served: str, client: redis.Redis) -> None:
+    assert models_of(run, submit(run, NAMED, "--any-model")) == {"a": "tiny", "b": "tiny"}
+
+
+def test_a_queue_is_filled_before_any_head_has_run(run: Shardq, client: redis.Redis) -> None:
+    client.set(keys.BOOKKEEPER, "somebody")
+    assert "start `shardq head --model MODEL`" in error_of(run("submit", "-", stdin=PROMPTS))
+    result = run("submit", "--expect-model", "early", "-", stdin=PROMPTS)
+    assert result.exit_code == ExitCode.OK, result.stderr
+    reason = "jobs wait for the first head that serves 'early' (start `shardq head --name early`)"
+    assert f"Warning: {reason}" in result.stderr.splitlines()
+    batch = result.stdout.strip()
+    assert run.status(batch)["obstacles"] == [reason]
+    assert reason in run("status").stderr
+    assert "jobs wait for the first that serves 'early'" in run("doctor").stdout
+    assert (models_of(run, batch), num_waiting(client, "early")) == ({"a": "early", "b": "early"}, 0)
+    register_profile(client, "early", PROFILE)
+    client.delete(keys.BOOKKEEPER)
+    with run.database() as database:
+        assert feed_once(database, BookkeeperSettings(broker_url=run.broker_url)) == 2
+    assert num_waiting(client, "early") == 2
+
+
+def test_a_name_that_no_head_can_have_is_not_waited_for(run: Shardq) -> None:
+    result = run("submit", "--expect-model", "-x", "-", stdin=PROMPTS)
+    assert result.exit_code == ExitCode.USAGE
+    assert "--expect-model: no model can be served as '-x'" in error_of(result)
 
 
 def test_without_any_served_model_the_way_to_one_is_said(run: Shardq) -> None:

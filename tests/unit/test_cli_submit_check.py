@@ -193,6 +193,31 @@ def test_output_without_wait_is_wrong_usage(run: Shardq) -> None:
     assert "--wait" in result.stderr
 
 
+def test_a_check_says_which_models_lines_are_for(run: Shardq) -> None:
+    data = line(prompt="a", model="gpt-4o") + b"\n" + line(prompt="b", model="gpt-4o") + b"\n" + line(prompt="c")
+    assert run("submit", "--check", "-", stdin=line(prompt="c")).stderr == ""
+    assert "2 lines for 'gpt-4o', if it is served" in run("submit", "--check", "-", stdin=data).stderr
+    mapped = run("submit", "--check", "--json", "--map-model", "gpt-4o=m", "-", stdin=data)
+    assert json.loads(mapped.stdout)["models"] == {"m": 2}
+    every = run("submit", "--check", "--json", "--any-model", "--model", "n", "-", stdin=data)
+    assert json.loads(every.stdout)["models"] == {"n": 3}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--map-model", "gpt"], "'gpt' is not NAME=SERVED"),
+        (["--map-model", "gpt="], "'gpt=' is not NAME=SERVED"),
+        (["--map-model", "a=b", "--map-model", "a=c"], "'a' has two served names"),
+        (["--map-model", "a=b", "--any-model"], "--any-model: expected without --map-model"),
+    ],
+)
+def test_a_mapping_that_means_nothing_is_wrong_usage(run: Shardq, options: list[str], message: str) -> None:
+    result = run("submit", "--check", *options, "-", stdin=line(prompt="a"))
+    assert result.exit_code == ExitCode.USAGE
+    assert message in result.stderr
+
+
 def test_a_check_touches_neither_database_nor_network(run: Shardq) -> None:
     run("submit", "--check", "-", stdin=line(prompt="a"))
     assert not run.data_dir.exists()
