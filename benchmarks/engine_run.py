@@ -12,7 +12,7 @@ from benchmarks.rig import Record
 from relay.transport import HeadRelay, TailInfo
 from tasks.generation import GenerationRequest, GenerationTask
 from workers.engine.shard import HeadShard, TailShard
-from workers.engine.tokenizer import generation_eos, load_tokenizer
+from workers.engine.tokenizer import end_ids, load_tokenizer
 from workers.head.courier import Courier
 from workers.head.drafters import Drafter
 from workers.head.engine import HeadEngine
@@ -66,9 +66,10 @@ class Head:
         options: EngineOptions | None = None,
     ) -> Ran:
         """All requests, there from the start. `options`: other ones than the settings give. Raises RuntimeError."""
+        tokenizer = load_tokenizer(self.served.directory)
         prompts = PromptReader(
-            tokenizer=load_tokenizer(self.served.directory),
-            eos=generation_eos(self.served.directory),
+            tokenizer=tokenizer,
+            eos=end_ids(self.served.directory, tokenizer),
             vocab_size=self.shard.vocab_size,
             context=self.served.profile.context,
         )

@@ -29,7 +29,7 @@ from relay.transport import HeadLink
 from tasks.generation import GenerationRequest, GenerationTask, Outcome
 from workers.engine.shard import HeadShard
 from workers.engine.source import Part
-from workers.engine.tokenizer import generation_eos, load_tokenizer
+from workers.engine.tokenizer import end_ids, load_tokenizer
 from workers.head.courier import Answered, Courier, Frame
 from workers.head.drafters import Drafter, DraftRow, Proposal, make_drafter
 from workers.head.engine import HeadEngine
@@ -231,9 +231,10 @@ class Rig:
         self._relay = relay
         self._server = server
         self._links = links
+        tokenizer = load_tokenizer(served.directory)
         self._prompts = PromptReader(
-            tokenizer=load_tokenizer(served.directory),
-            eos=generation_eos(served.directory),
+            tokenizer=tokenizer,
+            eos=end_ids(served.directory, tokenizer),
             vocab_size=shard.vocab_size,
             context=served.profile.context,
         )

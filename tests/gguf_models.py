@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +18,33 @@ MERGED = ("12", "ab")
 TO_GGUF = {name: part for part, name in NAMES.items()}
 
 
-def write_gguf(path: Path, directory: Path, *, pre: str = "smollm", **fields: Any) -> Path:
-    """Write the model in `directory`, unquantised, as GGUF; `fields` replace or add metadata strings."""
+#: ids by role, as `tokenizer.ggml.<role>_token_id`
+SPECIAL = {"bos": 256, "eos": 258, "padding": 256}
+
+
+def write_gguf(
+    path: Path,
+    directory: Path,
+    *,
+    pre: str = "smollm",
+    special: Mapping[str, int] = SPECIAL,
+    add_bos: bool | None = None,
+    tensors_per_part: int = 0,
+    **fields: Any,
+) -> Path:
+    """Write the model in `directory`, unquantised, as GGUF; `fields` replace or add metadata strings.
+
+    With `tensors_per_part` as a split file: `path` is then what its parts are named after.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     config = json.loads((directory / "config.json").read_text())
-    writer = gguf.GGUFWriter(path, config["model_type"])
+    writer = gguf.GGUFWriter(path, config["model_type"], split_max_tensors=tensors_per_part)
     _add_sizes(writer, config)
     _add_tokenizer(writer, json.loads((directory / "tokenizer.json").read_text()), pre)
+    for role, number in special.items():
+        writer.add_uint32(f"tokenizer.ggml.{role}_token_id", number)
+    if add_bos is not None:
+        writer.add_add_bos_token(add_bos)
     for key, value in fields.items():
         writer.add_string(key.replace("__", "."), value)
     for name, tensor in load_file(directory / "model.safetensors").items():
@@ -66,9 +87,6 @@ def _add_tokenizer(writer: Any, tokenizer: dict[str, Any], pre: str) -> None:
     writer.add_token_list(tokens)
     writer.add_token_types([3 if token in special else 1 for token in tokens])
     writer.add_token_merges([" ".join(token) for token in MERGED])
-    writer.add_bos_token_id(256)
-    writer.add_eos_token_id(258)
-    writer.add_pad_token_id(256)
     writer.add_chat_template("{{ messages[0]['content'] }}")
 
 

@@ -22,7 +22,7 @@ from tests.processors import SharedNoise, library_processors
 from workers.engine.loader import load_head, load_tail
 from workers.engine.quantization import Quantization, library_config
 from workers.engine.shard import HeadShard, TailShard
-from workers.engine.tokenizer import generation_eos, load_tokenizer
+from workers.engine.tokenizer import end_ids, load_tokenizer
 from workers.head.courier import Courier
 from workers.head.drafters import Drafter
 from workers.head.engine import HeadEngine
@@ -65,9 +65,10 @@ class Halves:
         sizes: dict[str, Any] = {"slots": slots, "max_length": max_length, "max_query": MAX_QUERY}
         head = load_head(directory, split, **sizes, quantization=quantization, graphs=graphs)
         tail = load_tail(directory, split, **sizes, quantization=quantization, graphs=graphs)
+        tokenizer = load_tokenizer(directory)
         prompts = PromptReader(
-            tokenizer=load_tokenizer(directory),
-            eos=generation_eos(directory),
+            tokenizer=tokenizer,
+            eos=end_ids(directory, tokenizer),
             vocab_size=head.vocab_size,
             context=max_length,
         )

@@ -10,7 +10,7 @@ from benchmarks.gpu.bench import Bench
 from tasks.generation import GenerationRequest, Outcome
 from tests.pair import MAX_QUERY, Halves, generate, tasks_for
 from workers.engine.loader import load_config, load_head, load_tail
-from workers.engine.tokenizer import generation_eos, load_tokenizer
+from workers.engine.tokenizer import end_ids, load_tokenizer
 from workers.head.drafters import Drafter
 from workers.head.drafters.ngram import NgramDrafter
 from workers.head.drafters.none import NoDrafter
@@ -19,9 +19,10 @@ from workers.head.prompts import PromptReader
 
 def prompt_reader(model: Path, context: int) -> PromptReader:
     """What makes jobs of requests for this model."""
+    tokenizer = load_tokenizer(model)
     return PromptReader(
-        tokenizer=load_tokenizer(model),
-        eos=generation_eos(model),
+        tokenizer=tokenizer,
+        eos=end_ids(model, tokenizer),
         vocab_size=load_config(model).vocab_size,
         context=context,
     )

@@ -17,7 +17,7 @@ from storage.tables import job
 from tasks.generation import FinishReason, GenerationRequest, GenerationTask
 from workers.engine import noise
 from workers.engine.sampling import SamplingRows, filtered
-from workers.engine.tokenizer import generation_eos, load_tokenizer
+from workers.engine.tokenizer import end_ids, load_tokenizer
 from workers.head.prompts import PromptReader
 
 #: rounding differs between shapes; see tests/parity.py
@@ -67,9 +67,10 @@ class Judge:
 
     def __init__(self, directory: Path) -> None:
         self._model: Any = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
+        tokenizer = load_tokenizer(directory)
         self._prompts = PromptReader(
-            tokenizer=load_tokenizer(directory),
-            eos=generation_eos(directory),
+            tokenizer=tokenizer,
+            eos=end_ids(directory, tokenizer),
             vocab_size=int(self._model.config.vocab_size),
             context=MAX_LENGTH,
         )

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 from tests.models import smollm2_directory
 from workers.engine.loader import load_head, load_tail
 from workers.engine.source import resolve
-from workers.engine.tokenizer import generation_eos, load_tokenizer
+from workers.engine.tokenizer import end_ids, load_tokenizer
 
 NEW_TOKENS = 24
 PROMPTS = ("What is the capital of France?", "Write one sentence about the sea.", "Count from 1 to 9.")
@@ -31,7 +31,7 @@ def test_its_tokenizer_ends_texts_at_im_end_and_adds_no_bos(directory: Path) -> 
     tokenizer = load_tokenizer(directory)
     assert tokenizer.eos_token == "<|im_end|>"
     assert tokenizer.eos_token_id == 2
-    assert generation_eos(directory) == (2,)
+    assert end_ids(directory, tokenizer) == (2,)
     assert tokenizer.convert_ids_to_tokens(tokenizer("Hi there")["input_ids"]) == ["Hi", "Ġthere"]
     assert len(tokenizer) == 49152
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,11 +15,11 @@ from tests.gguf_models import write_gguf
 from tests.models import tiny_model
 from workers.engine import gguf
 from workers.engine.loader import load_config, load_whole
-from workers.engine.tokenizer import generation_eos, load_tokenizer
+from workers.engine.tokenizer import end_ids, load_tokenizer
 from workers.errors import ModelDamaged, ModelUnsupported
 
 
-def converted(tmp_path: Path, origin: Path, **fields: str) -> Path:
+def converted(tmp_path: Path, origin: Path, **fields: Any) -> Path:
     target = tmp_path / "converted"
     target.mkdir()
     gguf.convert(write_gguf(tmp_path / "model.gguf", origin, **fields), target)
@@ -37,7 +39,7 @@ def test_a_converted_model_is_the_one_that_was_written(tmp_path: Path, family: s
     expected, found = (load_whole(path, **capacity).forward(*where) for path in (origin, directory))
     torch.testing.assert_close(found, expected, atol=1e-6, rtol=0)
     assert load_config(directory).tie_word_embeddings is tied
-    assert generation_eos(directory) == (258,)
+    assert end_ids(directory, load_tokenizer(directory)) == (256, 258)
 
 
 def test_large_models_are_spread_over_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -58,11 +60,68 @@ def test_the_tokenizer_splits_digits_and_adds_nothing(tmp_path: Path) -> None:
     assert tokenizer.apply_chat_template([{"role": "user", "content": "hi"}], tokenize=False) == "hi"
 
 
+@pytest.mark.parametrize(
+    ("special", "ends"),
+    [
+        ({"eos": 256}, [256, 258]),  # a base model's end of text; only its name tells the end of a turn
+        ({"eos": 258}, [256, 258]),
+        ({"eos": 256, "eot": 5, "eom": 7}, [5, 7, 256, 258]),
+        ({}, [256, 258]),
+        ({"eos": 258, "unknown": 256}, [258]),  # a token for what the vocabulary lacks is no end by its name
+        ({"eos": 256, "unknown": 256}, [256, 258]),
+        ({"eos": 70_000}, [256, 258]),
+    ],
+)
+def test_texts_end_at_every_token_that_metadata_or_names_call_an_end(
+    tmp_path: Path, special: Mapping[str, int], ends: list[int]
+) -> None:
+    directory = converted(tmp_path, tiny_model(tmp_path / "origin"), special=special)
+    assert list(end_ids(directory, load_tokenizer(directory))) == ends
+
+
+def test_a_word_of_the_vocabulary_is_no_end_whatever_it_is_called(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tests.gguf_models.MERGED", ("12", "<|eot_id|>"))
+    file = gguf.GGUFFile.open(write_gguf(tmp_path / "model.gguf", tiny_model(tmp_path / "origin")))
+    assert "<|eot_id|>" in file.tokens
+    assert gguf.end_ids(file) == [256, 258]
+
+
+@pytest.mark.parametrize(
+    ("pre", "add_bos", "begins"),
+    [
+        ("llama-bpe", None, True),
+        ("llama3", None, True),
+        ("llama-v3", None, True),
+        ("llama-bpe", False, False),
+        ("qwen2", None, False),
+        ("gpt-2", None, False),
+        ("smollm", None, False),
+        ("qwen2", True, True),
+    ],
+)
+def test_prompts_begin_with_bos_where_the_file_or_its_kind_of_tokenizer_says_so(
+    tmp_path: Path, pre: str, add_bos: bool | None, begins: bool
+) -> None:
+    file = write_gguf(tmp_path / "model.gguf", tiny_model(tmp_path / "origin"), pre=pre, add_bos=add_bos)
+    ids = gguf.build_tokenizer(gguf.GGUFFile.open(file))("hi")["input_ids"]
+    assert (ids[0] == 256) is begins
+    assert len(ids) == 2 + begins
+
+
+def test_a_file_that_wants_bos_and_has_none_is_refused(tmp_path: Path) -> None:
+    file = write_gguf(tmp_path / "model.gguf", tiny_model(tmp_path / "origin"), special={"eos": 258}, add_bos=True)
+    with pytest.raises(ModelDamaged, match="wants BOS before every text and names no token for it"):
+        gguf.build_tokenizer(gguf.GGUFFile.open(file))
+
+
 def test_unknown_architectures_and_tokenizers_are_refused_by_name(tmp_path: Path) -> None:
     origin = tiny_model(tmp_path / "origin")
     file = write_gguf(tmp_path / "model.gguf", origin, pre="klingon")
     with pytest.raises(
-        ModelUnsupported, match="'klingon' is not supported; supported: gpt-2, llama-bpe, qwen2, smollm"
+        ModelUnsupported,
+        match="'klingon' is not supported; supported: gpt-2, llama-bpe, llama-v3, llama3, qwen2, smollm",
     ):
         gguf.build_tokenizer(gguf.GGUFFile.open(file))
     scaled = write_gguf(tmp_path / "scaled.gguf", origin, llama__rope__scaling__type="yarn")

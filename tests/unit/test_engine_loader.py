@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, Gemma3Config, Gemma3ForConditiona
 from tests.models import EOS_ID, tiny_config, tiny_model
 from workers.engine.families import shorten
 from workers.engine.loader import context_length, load_config, load_head, load_tail, load_whole
-from workers.engine.tokenizer import generation_eos, load_tokenizer
+from workers.engine.tokenizer import load_tokenizer
 from workers.errors import ModelDamaged, ModelNotFound, ModelUnsupported, SplitInvalid
 
 CAPACITY: dict[str, Any] = {"slots": 2, "max_length": 32, "max_query": 8}
@@ -240,16 +240,6 @@ def test_scaling_that_depends_on_length_is_refused_beyond_the_original_context(
     with pytest.raises(ModelUnsupported, match="depends on length beyond 39"):
         load_head(own, 2, slots=1, max_length=32, max_query=8)
     load_head(own, 2, slots=1, max_length=31, max_query=8)
-
-
-def test_end_of_text_ids_come_from_the_generation_config_else_the_config(own: Path) -> None:
-    assert generation_eos(own) == (EOS_ID,)
-    (own / "generation_config.json").write_text('{"eos_token_id": [9, 4]}')
-    assert generation_eos(own) == (4, 9)
-    (own / "generation_config.json").unlink()
-    assert generation_eos(own) == (EOS_ID,)
-    change_config(own, eos_token_id=None)
-    assert generation_eos(own) == ()
 
 
 def test_the_context_is_the_models_own(llama: Path) -> None:

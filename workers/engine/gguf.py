@@ -11,6 +11,7 @@ import json
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -60,13 +61,26 @@ TENSOR_NAME = re.compile(r"(?:blk\.(?P<layer>\d+)\.)?(?P<part>\w+)\.(?P<kind>wei
 
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+#: names of one way to split. With it whole tokens go before merges and, unless the file says otherwise, BOS goes before
+#: every text, as in llama.cpp; no other way that is supported adds BOS by itself
+LLAMA_3 = frozenset({"llama-bpe", "llama-v3", "llama3"})
 #: how text is split before merging, by the file's `tokenizer.ggml.pre`
 SPLITS = {
     "qwen2": rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}|{_REST}",
-    "llama-bpe": rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}|{_REST}",
+    **dict.fromkeys(LLAMA_3, rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}|{_REST}"),
 }
 #: `tokenizer.ggml.token_type` of tokens that only the program writes, and of ones users defined
 CONTROL, USER_DEFINED = 3, 4
+#: metadata that names a token which ends a text: end of text, of a turn, of a message
+END_KEYS = ("eos", "eot", "eom")
+#: what such tokens are called where the metadata names one of them only
+END_NAMES = frozenset(
+    {
+        "<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|eot|>", "<|eom|>", "<|end|>", "<|end_of_turn|>", "<end_of_turn>",
+        "<|END_OF_TURN_TOKEN|>", "<end_of_utterance>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "</s>", "<|eos|>", "<eos>",
+        "<|endoftext|>", "<|end_of_text|>", "<｜end▁of▁sentence｜>", "<|endofturn|>",
+    }
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -88,6 +102,14 @@ class GGUFFile:
         except (ValueError, IndexError, OSError) as error:
             raise ModelDamaged(f"{path} is not a readable GGUF file: {error}") from error
 
+    @cached_property
+    def tokens(self) -> list[str]:
+        """The vocabulary; ModelUnsupported without one."""
+        tokens: list[str] | None = self.field("tokenizer.ggml.tokens")
+        if tokens is None:
+            raise ModelUnsupported(f"{self.path} has no tokenizer")
+        return tokens
+
     @property
     def architecture(self) -> str:
         """The model's type in GGUF terms; ModelUnsupported unless it can be converted."""
@@ -101,6 +123,11 @@ class GGUFFile:
         """The value under a metadata key."""
         entry = self.reader.fields.get(key)
         return default if entry is None else entry.contents()
+
+    def special(self, role: str) -> int | None:
+        """The id of the token with this role, e.g. `eos`; None if the file names none that exists."""
+        number: int | None = self.field(f"tokenizer.ggml.{role}_token_id")
+        return number if number is not None and number < len(self.tokens) else None
 
     def setting(self, key: str, default: Any = None) -> Any:
         """A value of the architecture's own, e.g. `block_count`; ModelDamaged if absent without a default."""
@@ -149,32 +176,50 @@ def model_config(file: GGUFFile) -> dict[str, Any]:
         "max_position_embeddings": file.setting("context_length"),
         "rope_parameters": {"rope_type": "default", "rope_theta": file.setting("rope.freq_base", 10000.0)},
         "tie_word_embeddings": "output.weight" not in shapes,
-        "bos_token_id": file.field("tokenizer.ggml.bos_token_id"),
-        "eos_token_id": file.field("tokenizer.ggml.eos_token_id"),
-        "pad_token_id": file.field("tokenizer.ggml.padding_token_id"),
+        "bos_token_id": file.special("bos"),
+        "eos_token_id": file.special("eos"),
+        "pad_token_id": file.special("padding"),
         "dtype": "float32",
     }
 
 
 def _generation_config(file: GGUFFile) -> dict[str, Any]:
-    """generation_config.json; a chat model's end of turn ends a text as end of text does."""
-    bos, eos, eot, pad = (file.field(f"tokenizer.ggml.{key}_token_id") for key in ("bos", "eos", "eot", "padding"))
-    ends = sorted({number for number in (eos, eot) if number is not None})
-    return {"bos_token_id": bos, "eos_token_id": ends[0] if len(ends) == 1 else ends, "pad_token_id": pad}
+    """generation_config.json, with every token that ends a text."""
+    ends = end_ids(file)
+    return {
+        "bos_token_id": file.special("bos"),
+        "eos_token_id": ends[0] if len(ends) == 1 else ends,
+        "pad_token_id": file.special("padding"),
+    }
+
+
+def end_ids(file: GGUFFile) -> list[int]:
+    """Every token that ends a text, ascending: those that the metadata names, and those that are called so.
+
+    One that also stands for what the vocabulary lacks may come up amid a text: its name alone makes it no end.
+    """
+    tokens, kinds = file.tokens, file.field("tokenizer.ggml.token_type", [])
+    named = {
+        number
+        for number, (token, kind) in enumerate(zip(tokens, kinds, strict=False))
+        if token in END_NAMES and kind in (CONTROL, USER_DEFINED)
+    }
+    declared = {number for key in END_KEYS if (number := file.special(key)) is not None}
+    return sorted((named - {file.special("unknown")}) | declared)
 
 
 def build_tokenizer(file: GGUFFile) -> PreTrainedTokenizerFast:
     """The byte-level BPE tokenizer of the file, with its special tokens and chat template.
 
-    It adds no token of its own unless the file says that texts begin with BOS.
+    It adds no token of its own unless texts begin with BOS, as the file or the way to split says.
     """
     if file.field("tokenizer.ggml.model") != "gpt2":
         raise ModelUnsupported(f"{file.path} has no byte-level BPE tokenizer, the only kind that can be converted")
-    tokens: list[str] = file.field("tokenizer.ggml.tokens")
+    tokens = file.tokens
     split = file.field("tokenizer.ggml.pre", "gpt-2")
     merges = [tuple(pair.split(" ", 1)) for pair in file.field("tokenizer.ggml.merges")]
     vocabulary = {token: number for number, token in enumerate(tokens)}
-    bpe = models.BPE(vocab=vocabulary, merges=merges, ignore_merges=split == "llama-bpe")
+    bpe = models.BPE(vocab=vocabulary, merges=merges, ignore_merges=split in LLAMA_3)
     tokenizer = Tokenizer(bpe)
     tokenizer.pre_tokenizer = _pre_tokenizer(split)
     tokenizer.decoder = decoders.ByteLevel()
@@ -189,9 +234,11 @@ def build_tokenizer(file: GGUFFile) -> PreTrainedTokenizerFast:
             ("unk_token", "unknown"),
             ("pad_token", "padding"),
         )
-        if (number := file.field(f"tokenizer.ggml.{key}_token_id")) is not None
+        if (number := file.special(key)) is not None
     }
-    if file.field("tokenizer.ggml.add_bos_token", False):
+    if file.field("tokenizer.ggml.add_bos_token", split in LLAMA_3):
+        if "bos_token" not in names:
+            raise ModelDamaged(f"{file.path} wants BOS before every text and names no token for it")
         bos = names["bos_token"]
         tokenizer.post_processor = processors.TemplateProcessing(
             single=f"{bos} $A", pair=f"{bos} $A $B", special_tokens=[(bos, vocabulary[bos])]

@@ -19,7 +19,7 @@ from tasks.settings import TaskSettings
 from workers.agreement import HeadsChoice
 from workers.engine.shard import HeadShard
 from workers.engine.source import Part, resolve
-from workers.engine.tokenizer import generation_eos, load_tokenizer
+from workers.engine.tokenizer import end_ids, load_tokenizer, overlooked_end, shown
 from workers.errors import NoTail
 from workers.head.channel import EngineServer, private_address
 from workers.head.courier import GIVE_UP_AFTER_S, Courier, TailSilent
@@ -168,12 +168,7 @@ def assembled(
     end if another head has this one's id.
     """
     drafter = make(settings, served)
-    prompts = PromptReader(
-        tokenizer=load_tokenizer(served.directory),
-        eos=generation_eos(served.directory),
-        vocab_size=shard.vocab_size,
-        context=served.profile.context,
-    )
+    prompts = _prompts(served, shard.vocab_size)
     exempt_loaded()
     intake, authkey = Intake(prompts, settings.head_id), secrets.token_bytes(32)
     with (
@@ -213,6 +208,17 @@ def assembled(
                 raise
             engine.hand_back_all()
             presence.check()
+
+
+def _prompts(served: ServedModel, vocab_size: int) -> PromptReader:
+    """The model's tokenizer and ends; says at which tokens texts end, and which end may be missing."""
+    tokenizer = load_tokenizer(served.directory)
+    ends = end_ids(served.directory, tokenizer)
+    log.info("texts end at %s", shown(tokenizer, ends))
+    overlooked = overlooked_end(tokenizer, ends)
+    if overlooked is not None:
+        log.warning("%s", overlooked)
+    return PromptReader(tokenizer=tokenizer, eos=ends, vocab_size=vocab_size, context=served.profile.context)
 
 
 def engine_options(settings: HeadSettings, wire_dtype: str) -> EngineOptions:
