@@ -8,7 +8,7 @@ import click
 
 from cli.errors import NotFound
 from cli.options import broker_option, insecure_option, json_option
-from cli.output import note, print_json, print_table
+from cli.output import note, print_json, print_table, warn
 
 
 @click.group("models", invoke_without_command=True)
@@ -103,12 +103,16 @@ def forget(name: str, as_json: bool) -> None:
 def prepare(model: str, as_json: bool) -> None:
     """Download or convert MODEL into the cache now, and check that it can be served.
 
-    MODEL is a directory, a hub id or a .gguf file. Heads and tails do the same when they start.
+    MODEL is a directory, a hub id or a .gguf file (any part of a split one). Every weight file must be there, whole,
+    with all layers' tensors. Says which tokens end a text, and warns if the chat template writes another one behind an
+    answer. Heads and tails fetch and convert when they start, too.
     """
     from cli.model_files import prepare_model
 
     found = prepare_model(model)
+    if found.warning is not None:
+        warn(found.warning)
     if as_json:
         print_json(asdict(found))
     else:
-        click.echo(f"{found.path}: {found.num_layers} layers, context {found.context}")
+        click.echo(f"{found.path}: {found.num_layers} layers, context {found.context}, texts end at {found.ends}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import re
 import subprocess
@@ -12,6 +13,7 @@ from pathlib import Path
 import click
 import pytest
 from rich.cells import cell_len
+from safetensors.torch import load_file
 
 from cli.client.references import check_name
 from cli.commands.workers import head_command, tail_command, worker_arguments
@@ -21,6 +23,7 @@ from cli.options import count_or_auto, given
 from cli.output import print_table, state
 from storage.database import Database
 from tests.cli_runner import Shardq, error_of
+from tests.models import tiny_model
 from workers.settings import HeadSettings, TailSettings
 
 
@@ -42,6 +45,31 @@ def test_help_of_every_command_fits_80_columns_and_shows_an_example(run: Shardq,
     assert result.exit_code == 0
     assert max(map(len, result.stdout.splitlines())) <= 80
     assert examples_of(shardq.get_command(click.Context(shardq), name))
+
+
+def test_preparing_a_model_says_where_texts_end_and_which_end_may_be_missing(run: Shardq, tmp_path: Path) -> None:
+    model = tiny_model(tmp_path / "model")
+    found = run("models", "prepare", str(model))
+    assert found.stdout == f"{model}: 4 layers, context 512, texts end at <|im_end|> (258)\n"
+    assert "Warning" not in found.stderr
+    for file in ("config.json", "generation_config.json"):
+        (model / file).write_text((model / file).read_text().replace("258", "256"))
+    settings = (model / "tokenizer_config.json").read_text()
+    (model / "tokenizer_config.json").write_text(settings.replace("<|im_end|>", "<|endoftext|>"))
+    found = run("models", "prepare", str(model))
+    assert found.stdout.endswith("texts end at <|endoftext|> (256)\n")
+    assert "Warning: the chat template writes <|im_end|> (258) behind an answer" in found.stderr
+
+
+def test_a_model_of_which_a_part_is_absent_is_not_prepared(run: Shardq, tmp_path: Path) -> None:
+    model = tiny_model(tmp_path / "model")
+    index = {"weight_map": {"model.norm.weight": "model-00002-of-00002.safetensors"}}
+    names = load_file(model / "model.safetensors")
+    index["weight_map"] |= {name: "model.safetensors" for name in names if name != "model.norm.weight"}
+    (model / "model.safetensors.index.json").write_text(json.dumps(index))
+    result = run("models", "prepare", str(model))
+    assert result.exit_code == ExitCode.ERROR
+    assert "model-00002-of-00002.safetensors is missing" in error_of(result)
 
 
 def examples_of(command: click.Command | None) -> list[list[str]]:

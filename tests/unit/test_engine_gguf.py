@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from tests.gguf_models import write_gguf
 from tests.models import tiny_model
 from workers.engine import gguf
 from workers.engine.loader import load_config, load_whole
 from workers.engine.tokenizer import end_ids, load_tokenizer
-from workers.errors import ModelDamaged, ModelUnsupported
+from workers.errors import ModelDamaged, ModelNotFound, ModelUnsupported
 
 
 def converted(tmp_path: Path, origin: Path, **fields: Any) -> Path:
     target = tmp_path / "converted"
     target.mkdir()
-    gguf.convert(write_gguf(tmp_path / "model.gguf", origin, **fields), target)
+    gguf.convert(write_gguf(tmp_path / "model.gguf", origin, **fields), target, "ab")
     return target
 
 
@@ -114,6 +115,65 @@ def test_a_file_that_wants_bos_and_has_none_is_refused(tmp_path: Path) -> None:
     file = write_gguf(tmp_path / "model.gguf", tiny_model(tmp_path / "origin"), special={"eos": 258}, add_bos=True)
     with pytest.raises(ModelDamaged, match="wants BOS before every text and names no token for it"):
         gguf.build_tokenizer(gguf.GGUFFile.open(file))
+
+
+@pytest.mark.parametrize("number", [1, 3])
+def test_a_split_file_is_joined_from_any_of_its_parts(tmp_path: Path, number: int) -> None:
+    origin = tiny_model(tmp_path / "origin")
+    write_gguf(tmp_path / "big.gguf", origin, tensors_per_part=15)
+    assert not (tmp_path / "big.gguf").exists()
+    target = tmp_path / "converted"
+    target.mkdir()
+    gguf.convert(tmp_path / f"big-{number:05}-of-00003.gguf", target, "ab")
+    before, after = load_file(origin / "model.safetensors"), load_file(target / "model.safetensors")
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert load_config(target).tie_word_embeddings is False  # what unties them is in another part than the embeddings
+
+
+def test_an_absent_part_of_a_split_file_is_named(tmp_path: Path) -> None:
+    write_gguf(tmp_path / "big.gguf", tiny_model(tmp_path / "origin"), tensors_per_part=15)
+    (tmp_path / "big-00002-of-00003.gguf").unlink()
+    with pytest.raises(ModelNotFound, match=r"big-00002-of-00003\.gguf is missing: .* is one of 3 parts, 1 are absent"):
+        gguf.GGUFFile.open(tmp_path / "big-00001-of-00003.gguf")
+
+
+def test_a_part_under_another_name_is_refused(tmp_path: Path) -> None:
+    write_gguf(tmp_path / "big.gguf", tiny_model(tmp_path / "origin"), tensors_per_part=15)
+    first, second, third = (tmp_path / f"big-0000{number}-of-00003.gguf" for number in (1, 2, 3))
+    alone = Path(shutil.copy(first, tmp_path / "big.gguf"))
+    with pytest.raises(ModelDamaged, match=r"one of 3 parts, .* expected big-00001-of-00003\.gguf"):
+        gguf.GGUFFile.open(alone)
+    shutil.copy(second, third)
+    with pytest.raises(ModelDamaged, match=r"00003\.gguf says that it is part 2"):
+        gguf.GGUFFile.open(first)
+
+
+def test_parts_of_different_models_are_not_joined(tmp_path: Path) -> None:
+    write_gguf(tmp_path / "a" / "big.gguf", tiny_model(tmp_path / "three"), tensors_per_part=15)
+    write_gguf(tmp_path / "b" / "big.gguf", tiny_model(tmp_path / "other", layers=4, tied=True), tensors_per_part=14)
+    shutil.copy(tmp_path / "b" / "big-00002-of-00003.gguf", tmp_path / "a")
+    with pytest.raises(ModelDamaged, match="are of different models"):
+        gguf.GGUFFile.open(tmp_path / "a" / "big-00001-of-00003.gguf")
+
+
+def test_a_file_without_all_layers_is_refused_before_it_is_converted(tmp_path: Path) -> None:
+    origin = tiny_model(tmp_path / "origin")
+    tensors = load_file(origin / "model.safetensors")
+    kept = {name: tensor for name, tensor in tensors.items() if ".layers.2." not in name and ".layers.3." not in name}
+    save_file(kept, origin / "model.safetensors")
+    with pytest.raises(ModelDamaged, match=r"lacks 18 tensors of layers 2 to 3, first model\.layers\.2\."):
+        converted(tmp_path, origin)
+    assert not list((tmp_path / "converted").glob("*.safetensors"))
+
+
+@pytest.mark.parametrize("kept", [0.9, 0.5, 0.05])
+def test_a_file_that_was_cut_off_is_damaged(tmp_path: Path, kept: float) -> None:
+    file = write_gguf(tmp_path / "model.gguf", tiny_model(tmp_path / "origin"))
+    content = file.read_bytes()
+    file.write_bytes(content[: int(kept * len(content))])
+    with pytest.raises(ModelDamaged, match="cut off"):
+        gguf.GGUFFile.open(file)
 
 
 def test_unknown_architectures_and_tokenizers_are_refused_by_name(tmp_path: Path) -> None:

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import fnmatch
+import hashlib
 import json
+import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 
 from tests.gguf_models import write_gguf
-from tests.models import tiny_model
+from tests.models import FAMILY_SETTINGS, tiny_model
 from workers.engine import source
+from workers.engine.fingerprint import fingerprint
+from workers.engine.gguf import MANIFEST
 from workers.engine.loader import load_head, load_tail
-from workers.engine.source import Part, convert_once, hub_download, needed_files, resolve
-from workers.errors import ModelNotFound, ModelUnsupported, SplitInvalid
+from workers.engine.source import Part, convert_once, hub_download, needed_files, prepare, resolve
+from workers.errors import ModelDamaged, ModelNotFound, ModelUnsupported, SplitInvalid
 from workers.settings import CacheSettings
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -168,6 +173,159 @@ def test_another_file_of_the_same_name_is_another_conversion(tmp_path: Path) -> 
     one = write_gguf(tmp_path / "a" / "tiny.gguf", tiny_model(tmp_path / "one", tied=True, seed=1))
     two = write_gguf(tmp_path / "b" / "tiny.gguf", tiny_model(tmp_path / "two", tied=True, seed=2))
     assert convert_once(one, tmp_path / "cache") != convert_once(two, tmp_path / "cache")
+
+
+@pytest.mark.parametrize("place", [0.02, 0.5, 0.98])
+def test_a_corrected_file_of_the_same_size_and_time_is_converted_anew(tmp_path: Path, place: float) -> None:
+    file = write_gguf(tmp_path / "tiny.gguf", tiny_model(tmp_path / "origin"))
+    first, status = convert_once(file, tmp_path / "cache"), file.stat()
+    content = bytearray(file.read_bytes())
+    begin = int(place * len(content)) if place > 0.1 else content.index(b"<|endoftext|>") + 2
+    content[begin] ^= 1
+    file.write_bytes(content)
+    os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
+    corrected = convert_once(file, tmp_path / "cache")
+    assert corrected != first
+    assert fingerprint(corrected) != fingerprint(first)
+
+
+def test_a_file_has_one_fingerprint_wherever_and_after_whatever_it_is_converted(tmp_path: Path) -> None:
+    file = write_gguf(tmp_path / "a" / "tiny.gguf", tiny_model(tmp_path / "one", seed=1))
+    convert_once(file, tmp_path / "cache")
+    write_gguf(file, tiny_model(tmp_path / "two", seed=2))
+    (tmp_path / "b").mkdir()
+    copy = Path(shutil.copy(file, tmp_path / "b"))
+    here, there = convert_once(file, tmp_path / "cache"), convert_once(copy, tmp_path / "elsewhere")
+    assert fingerprint(here) == fingerprint(there)
+    assert here.name == there.name
+
+
+def test_the_fingerprint_of_a_converted_file_outlives_an_upgrade(tmp_path: Path) -> None:
+    file = write_gguf(tmp_path / "tiny.gguf", tiny_model(tmp_path / "origin"))
+    sha256 = hashlib.sha256(file.read_bytes()).hexdigest()
+    kept = json.dumps({"source": "tiny.gguf", "sha256": sha256, "conversion": 1}, indent=2) + "\n"
+    assert (convert_once(file, tmp_path / "cache") / MANIFEST).read_text() == kept
+
+
+def test_an_untouched_file_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = write_gguf(tmp_path / "tiny.gguf", tiny_model(tmp_path / "origin"))
+    done = convert_once(file, tmp_path / "cache")
+    file.chmod(0)
+    file.chmod(0o644)  # touched, but the same
+    assert convert_once(file, tmp_path / "cache") == done
+    monkeypatch.setattr(hashlib, "file_digest", None)
+    assert convert_once(file, tmp_path / "cache") == done
+
+
+@pytest.mark.parametrize("note", ["", "{", "[]", "null", '{"stamp": []}'])
+def test_a_note_that_cannot_be_read_is_made_anew(tmp_path: Path, note: str) -> None:
+    file = write_gguf(tmp_path / "tiny.gguf", tiny_model(tmp_path / "origin"))
+    done = convert_once(file, tmp_path / "cache")
+    (kept,) = (tmp_path / "cache" / "digests").iterdir()
+    before = kept.read_text()
+    kept.write_text(note)
+    assert convert_once(file, tmp_path / "cache") == done
+    assert kept.read_text() == before
+
+
+def test_a_file_that_changes_while_it_is_converted_leaves_nothing(tmp_path: Path) -> None:
+    file = write_gguf(tmp_path / "tiny.gguf", tiny_model(tmp_path / "origin"))
+
+    def grow(*_: object) -> None:
+        with file.open("ab") as stream:
+            stream.write(b"more")
+
+    with pytest.raises(ModelDamaged, match="was changed while it was converted"):
+        convert_once(file, tmp_path / "cache", grow)
+    assert not [path for path in (tmp_path / "cache" / "models").glob("tiny-*") if path.suffix == ""]
+
+
+def test_parts_are_one_model_whichever_is_named(tmp_path: Path) -> None:
+    write_gguf(tmp_path / "big.gguf", tiny_model(tmp_path / "origin"), tensors_per_part=15)
+    first, second, last = (str(tmp_path / f"big-0000{number}-of-00003.gguf") for number in (1, 2, 3))
+    found = prepare(first, cache=tmp_path / "cache")
+    assert found.num_layers == 4
+    assert found.path == prepare(last, cache=tmp_path / "cache").path
+    assert Path(found.path).name.startswith("big-")
+    content = bytearray(Path(second).read_bytes())
+    content[-100] ^= 1
+    Path(second).write_bytes(content)
+    assert prepare(first, cache=tmp_path / "cache").path != found.path
+
+
+@pytest.mark.parametrize("family", FAMILY_SETTINGS)
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_complete_model_is_prepared_and_its_ends_are_told(tmp_path: Path, family: str, tied: bool) -> None:
+    found = prepare(str(tiny_model(tmp_path, family, tied=tied)))
+    assert (found.num_layers, found.context, found.end_token_ids) == (4, 512, (258,))
+    assert (found.ends, found.warning) == ("<|im_end|> (258)", None)
+
+
+def test_an_end_that_only_the_template_knows_is_told(tmp_path: Path) -> None:
+    directory = tiny_model(tmp_path)
+    for file in ("config.json", "generation_config.json"):
+        (directory / file).write_text((directory / file).read_text().replace("258", "256"))
+    settings = (directory / "tokenizer_config.json").read_text()
+    (directory / "tokenizer_config.json").write_text(settings.replace("<|im_end|>", "<|endoftext|>"))
+    found = prepare(str(directory))
+    assert found.end_token_ids == (256,)
+    assert found.warning is not None
+    assert "writes <|im_end|> (258) behind an answer" in found.warning
+
+
+def without_a_shard(directory: Path) -> None:
+    into_shards(directory)
+    (directory / "model-3.safetensors").unlink()
+
+
+def with_a_short_shard(directory: Path) -> None:
+    into_shards(directory)
+    shard = directory / "model-3.safetensors"
+    shard.write_bytes(shard.read_bytes()[:-1])
+
+
+def with_an_empty_shard(directory: Path) -> None:
+    into_shards(directory)
+    (directory / "model-3.safetensors").write_bytes(b"")
+
+
+def with_another_shard(directory: Path) -> None:
+    into_shards(directory)
+    shutil.copy(directory / "model-2.safetensors", directory / "model-3.safetensors")
+
+
+def without_two_layers(directory: Path) -> None:
+    file = directory / "model.safetensors"
+    kept = {
+        name: each for name, each in load_file(file).items() if ".layers.1." not in name and ".layers.3." not in name
+    }
+    save_file(kept, file)
+
+
+def with_another_shape(directory: Path) -> None:
+    file = directory / "model.safetensors"
+    save_file(load_file(file) | {"model.norm.weight": torch.zeros(3)}, file)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (without_a_shard, r"model-3\.safetensors is missing"),
+        (with_a_short_shard, r"model-3\.safetensors was cut off: \d+ of \d+ bytes"),
+        (with_an_empty_shard, r"model-3\.safetensors is not a safetensors file, or was cut off"),
+        (
+            with_another_shard,
+            r"model-3\.safetensors does not hold model\.layers\.3\.\S+, which model\.safetensors\.index",
+        ),
+        (without_two_layers, r"lacks 18 tensors of layers 1, 3, first model\.layers\.1\."),
+        (with_another_shape, r"model\.norm\.weight has shape \[3\]"),
+    ],
+)
+def test_an_incomplete_model_is_not_prepared(tmp_path: Path, damage: Callable[[Path], None], message: str) -> None:
+    directory = tiny_model(tmp_path)
+    damage(directory)
+    with pytest.raises((ModelNotFound, ModelDamaged), match=message):
+        prepare(str(directory))
 
 
 def test_a_missing_gguf_file_is_named(tmp_path: Path) -> None:

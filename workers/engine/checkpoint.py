@@ -67,14 +67,22 @@ def part_names(
 
 
 def read_header(file: Path) -> tuple[int, dict[str, Any]]:
-    """Where a safetensors file's data begins, and its header: name -> dtype, shape, data_offsets."""
+    """Where a safetensors file's data begins, and its header: name -> dtype, shape, data_offsets.
+
+    ModelNotFound if the file is absent, ModelDamaged if it is shorter than its header says.
+    """
     try:
         with file.open("rb") as stream:
             (length,) = struct.unpack("<Q", stream.read(8))
             header: dict[str, Any] = json.loads(stream.read(length))
-    except (struct.error, ValueError) as error:
-        raise ModelDamaged(f"{file} is not a safetensors file") from error
+    except FileNotFoundError as error:
+        raise ModelNotFound(f"{file} is missing") from error
+    except (struct.error, ValueError, OverflowError, MemoryError) as error:
+        raise ModelDamaged(f"{file} is not a safetensors file, or was cut off") from error
     header.pop("__metadata__", None)
+    size, expected = file.stat().st_size, 8 + length + max((e["data_offsets"][1] for e in header.values()), default=0)
+    if size < expected:
+        raise ModelDamaged(f"{file} was cut off: {size} of {expected} bytes are there")
     return 8 + length, header
 
 
@@ -91,19 +99,15 @@ def read_tensors(
     for stored, name in wanted.items():
         path = files[stored]
         if path not in headers:
-            if not path.is_file():
-                raise ModelNotFound(f"{path} is missing; it holds {stored}")
             headers[path] = read_header(path)
         base, header = headers[path]
-        yield name, _read_tensor(path, base, header[stored], dtype, device, buffer)
+        yield name, _read_tensor(path, base, entry_of(stored, path, header), dtype, device, buffer)
 
 
 def _read_tensor(
     path: Path, base: int, entry: dict[str, Any], dtype: torch.dtype, device: torch.device, buffer: Tensor
 ) -> Tensor:
     """One tensor, read piece by piece: a mapped file's pages would count as resident beside the copy."""
-    if entry["dtype"] not in DTYPES:
-        raise ModelUnsupported(f"{path} stores weights as {entry['dtype']}; supported: {', '.join(DTYPES)}")
     stored = DTYPES[entry["dtype"]]
     result = torch.empty(entry["shape"], dtype=dtype, device=device)
     flat = result.view(-1)
@@ -124,6 +128,16 @@ def _fill(stream: RawIOBase, piece: Tensor, path: Path) -> None:
         if not count:
             raise ModelDamaged(f"{path} ends in the middle of a tensor")
         view = view[count:]
+
+
+def entry_of(name: str, file: Path, header: Mapping[str, Any]) -> dict[str, Any]:
+    """A tensor's entry in a header; ModelDamaged if the file does not hold it, whatever the index says."""
+    if name not in header:
+        raise ModelDamaged(f"{file} does not hold {name}, which {INDEX} says it does")
+    entry: dict[str, Any] = header[name]
+    if entry["dtype"] not in DTYPES:
+        raise ModelUnsupported(f"{file} stores weights as {entry['dtype']}; supported: {', '.join(DTYPES)}")
+    return entry
 
 
 def check_shape(name: str, expected: torch.Size, found: torch.Size) -> None:

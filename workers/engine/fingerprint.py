@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from workers.engine import checkpoint, gguf
@@ -52,6 +53,35 @@ def fingerprint(directory: Path | str, *, dummy: bool = False) -> str:
     commit = _hub_commit(path)
     parts.extend([commit.encode()] if commit else _tensor_parts(path))
     return _digest(parts)
+
+
+def content_digest(files: Sequence[Path], notes: Path) -> str:
+    """The SHA-256 of a file, of several that of their digests.
+
+    It is noted in the directory `notes`, and a file is read again only if anything tells that it is another one: path,
+    size, inode, or the times of its content and of its inode.
+    """
+    digests = [_noted_sha256(file.resolve(), notes) for file in files]
+    return digests[0] if len(digests) == 1 else hashlib.sha256("".join(digests).encode()).hexdigest()
+
+
+def _noted_sha256(file: Path, notes: Path) -> str:
+    status = file.stat()
+    stamp = [str(file), status.st_size, status.st_ino, status.st_mtime_ns, status.st_ctime_ns]
+    note = notes / f"{hashlib.sha256(str(file).encode()).hexdigest()[:32]}.json"
+    try:
+        known = json.loads(note.read_text(encoding="utf-8"))
+        if known["stamp"] == stamp:
+            return str(known["sha256"])
+    except (OSError, ValueError, KeyError, TypeError):
+        pass  # no usable note
+    with file.open("rb") as stream:
+        digest = hashlib.file_digest(stream, "sha256").hexdigest()
+    notes.mkdir(parents=True, exist_ok=True)
+    fresh = note.with_name(f"{note.name}.{os.getpid()}")
+    fresh.write_text(json.dumps({"stamp": stamp, "sha256": digest}), encoding="utf-8")
+    fresh.replace(note)
+    return digest
 
 
 def _digest(parts: list[bytes]) -> str:

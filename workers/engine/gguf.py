@@ -6,10 +6,9 @@ what generic converters make of them splits digits and text otherwise than the m
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -22,15 +21,18 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
-from workers.errors import ModelDamaged, ModelUnsupported
+from workers.engine.loader import check_names
+from workers.errors import ModelDamaged, ModelNotFound, ModelUnsupported
 
 #: told (what is being done, steps done, steps in all)
 Progress = Callable[[str, int, int], None]
 
-#: written beside the weights: what they were made from
+#: written beside the weights: what they were made from; a converted model's fingerprint
 MANIFEST = "shardq-manifest.json"
-#: raise it when the converter's output changes, so that old conversions are made anew
+#: raise it when weights come out otherwise: halves of such different versions must not meet
 CONVERSION = 1
+#: raise it when anything that is written changes, so that old conversions are made anew
+REVISION = 2
 #: bytes of weights per safetensors file, which is also the memory a conversion needs
 SHARD_BYTES = 1 << 30
 
@@ -57,6 +59,8 @@ NAMES = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
+#: what the parts of a split file are called
+PART_NAME = re.compile(r"(?P<stem>.+)-(?P<number>\d+)-of-(?P<count>\d+)\.gguf")
 TENSOR_NAME = re.compile(r"(?:blk\.(?P<layer>\d+)\.)?(?P<part>\w+)\.(?P<kind>weight|bias)")
 
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
@@ -85,22 +89,23 @@ END_NAMES = frozenset(
 
 @dataclass(frozen=True)
 class GGUFFile:
-    """An opened GGUF file."""
+    """An opened GGUF file, or all parts of a split one."""
 
     path: Path
-    reader: Any
+    #: one for each part; the first has the metadata
+    readers: tuple[Any, ...]
 
     @classmethod
     def open(cls, path: Path) -> GGUFFile:
-        """Map the file; ModelDamaged if it is no GGUF, ModelUnsupported without the `gguf` package."""
-        try:
-            from gguf import GGUFReader
-        except ImportError as error:
-            raise ModelUnsupported("reading .gguf files needs the package gguf: pip install gguf") from error
-        try:
-            return cls(path, GGUFReader(path))
-        except (ValueError, IndexError, OSError) as error:
-            raise ModelDamaged(f"{path} is not a readable GGUF file: {error}") from error
+        """Map the file and, if it is part of a split one, all others.
+
+        ModelNotFound if a part is absent, ModelDamaged if one is no GGUF, is cut off or belongs to another model,
+        ModelUnsupported without the `gguf` package.
+        """
+        files = parts(path)
+        opened = cls(path, tuple(_reader(file) for file in files))
+        _check_parts(opened, files)
+        return opened
 
     @cached_property
     def tokens(self) -> list[str]:
@@ -109,6 +114,11 @@ class GGUFFile:
         if tokens is None:
             raise ModelUnsupported(f"{self.path} has no tokenizer")
         return tokens
+
+    @property
+    def tensors(self) -> list[Any]:
+        """The tensors of all parts."""
+        return [tensor for reader in self.readers for tensor in reader.tensors]
 
     @property
     def architecture(self) -> str:
@@ -121,7 +131,7 @@ class GGUFFile:
 
     def field(self, key: str, default: Any = None) -> Any:
         """The value under a metadata key."""
-        entry = self.reader.fields.get(key)
+        entry = self.readers[0].fields.get(key)
         return default if entry is None else entry.contents()
 
     def special(self, role: str) -> int | None:
@@ -137,26 +147,88 @@ class GGUFFile:
         return value
 
 
-def convert(source: Path, directory: Path, progress: Progress | None = None) -> None:
-    """Write the model in the GGUF file `source` into the existing, empty `directory`.
+def parts(path: Path) -> tuple[Path, ...]:
+    """The files of the model in this one: itself or, if its name is that of a part, all parts in order.
 
-    Needs about SHARD_BYTES of memory. Errors: ModelDamaged, ModelUnsupported.
+    ModelNotFound if one is absent.
+    """
+    match = PART_NAME.fullmatch(path.name)
+    numbers = range(1, int(match["count"]) + 1) if match else range(0)
+    if match is None or int(match["number"]) not in numbers:
+        files = [path]
+    else:
+        files = [
+            path.with_name(f"{match['stem']}-{number:0{len(match['number'])}}-of-{match['count']}.gguf")
+            for number in numbers
+        ]
+    missing = [file for file in files if not file.is_file()]
+    if missing and len(files) == 1:
+        raise ModelNotFound(f"GGUF file {path} does not exist")
+    if missing:
+        raise ModelNotFound(
+            f"{missing[0]} is missing: {path.name} is one of {len(files)} parts, {len(missing)} are absent"
+        )
+    return tuple(files)
+
+
+def model_name(path: Path) -> str:
+    """What the file is called, without its ending and without the number of a part."""
+    match = PART_NAME.fullmatch(path.name)
+    return match["stem"] if match else path.stem
+
+
+def _reader(path: Path) -> Any:
+    try:
+        from gguf import GGUFReader
+    except ImportError as error:
+        raise ModelUnsupported("reading .gguf files needs the package gguf: pip install gguf") from error
+    try:
+        return GGUFReader(path)
+    except (ValueError, IndexError, KeyError, OSError) as error:
+        raise ModelDamaged(f"{path} is not a readable GGUF file, or was cut off: {error}") from error
+
+
+def _check_parts(file: GGUFFile, files: Sequence[Path]) -> None:
+    """ModelDamaged unless these are all parts of one file, each once."""
+    count = file.field("split.count", 1)
+    if count > 1 and count != len(files):
+        raise ModelDamaged(
+            f"{file.path} is one of {count} parts, which are found by their names: "
+            f"expected {model_name(file.path)}-00001-of-{count:05}.gguf and so on"
+        )
+    for index, (reader, each) in enumerate(zip(file.readers, files, strict=True)):
+        number = reader.fields.get("split.no")
+        if number is not None and number.contents() != index:
+            raise ModelDamaged(f"{each} says that it is part {number.contents() + 1}: its name is that of another part")
+    names = [tensor.name for tensor in file.tensors]
+    total = file.field("split.tensors.count", len(names))
+    if len(set(names)) != total or len(names) != total:
+        raise ModelDamaged(f"the parts of {file.path} are of different models: {len(names)} tensors, expected {total}")
+
+
+def convert(source: Path, directory: Path, sha256: str, progress: Progress | None = None) -> None:
+    """Write the model in the GGUF file `source`, or in all its parts, into the existing, empty `directory`.
+
+    `sha256` is that of the content. Needs about SHARD_BYTES of memory. Errors: ModelNotFound, ModelDamaged,
+    ModelUnsupported.
     """
     report = progress or (lambda what, done, total: None)
     file = GGUFFile.open(source)
     config = model_config(file)
-    _write_weights(file, config, directory, report)
     _write_json(directory / "config.json", config)
+    check_names(directory, [stored_name(tensor.name) for tensor in file.tensors])
     _write_json(directory / "generation_config.json", _generation_config(file))
     build_tokenizer(file).save_pretrained(directory)
-    manifest = {"source": source.name, "sha256": _sha256(source), "conversion": CONVERSION}
-    _write_json(directory / MANIFEST, manifest)
+    _write_weights(file, config, directory, report)
+    _write_json(directory / MANIFEST, {"source": source.name, "sha256": sha256, "conversion": CONVERSION})
 
 
 def model_config(file: GGUFFile) -> dict[str, Any]:
     """The model's config.json. Position scaling is refused: GGUF stores it in ways that differ by version."""
     architecture = file.architecture
-    shapes = {tensor.name: [int(n) for n in tensor.shape] for tensor in file.reader.tensors}
+    shapes = {tensor.name: [int(n) for n in tensor.shape] for tensor in file.tensors}
+    if "token_embd.weight" not in shapes:
+        raise ModelDamaged(f"{file.path} lacks the tensor token_embd.weight")
     scaling = file.field(f"{architecture}.rope.scaling.type", "none")
     if "rope_freqs.weight" in shapes or scaling != "none":
         raise ModelUnsupported(f"{file.path} scales positions, which is not supported in GGUF files")
@@ -280,7 +352,7 @@ def _add_special_tokens(tokenizer: Tokenizer, tokens: list[str], kinds: list[int
 
 def _write_weights(file: GGUFFile, config: dict[str, Any], directory: Path, report: Progress) -> None:
     """The tensors in files of at most SHARD_BYTES (or one tensor), with an index if there are several."""
-    tensors = file.reader.tensors
+    tensors = file.tensors
     groups = _groups([int(tensor.n_elements) * 4 for tensor in tensors], SHARD_BYTES)
     weight_map: dict[str, str] = {}
     done = 0
@@ -317,17 +389,27 @@ def _read_tensor(tensor: Any, config: dict[str, Any]) -> tuple[str, Tensor]:
     """One tensor's name in the model directory and its float32 values."""
     from gguf import dequantize
 
-    match = TENSOR_NAME.fullmatch(tensor.name)
-    if match is None or match["part"] not in NAMES:
-        raise ModelUnsupported(f"GGUF tensor {tensor.name!r} belongs to no supported model")
+    match = _matched(tensor.name)
     weights = np.ascontiguousarray(dequantize(tensor.data, tensor.tensor_type), dtype=np.float32)
     reordered = ARCHITECTURES[config["model_type"]][1]
     if reordered and match["part"] in ("attn_q", "attn_k"):
         heads = config["num_attention_heads" if match["part"] == "attn_q" else "num_key_value_heads"]
         weights = _halves_from_pairs(weights, heads)
+    return stored_name(tensor.name), torch.from_numpy(np.array(weights, copy=True))
+
+
+def stored_name(name: str) -> str:
+    """`blk.3.ffn_up.weight` -> `model.layers.3.mlp.up_proj.weight`; ModelUnsupported for a name that is not known."""
+    match = _matched(name)
     layer = f"model.layers.{match['layer']}." if match["layer"] else ""
-    name = f"{layer}{NAMES[match['part']]}.{match['kind']}"
-    return name, torch.from_numpy(np.array(weights, copy=True))
+    return f"{layer}{NAMES[match['part']]}.{match['kind']}"
+
+
+def _matched(name: str) -> re.Match[str]:
+    match = TENSOR_NAME.fullmatch(name)
+    if match is None or match["part"] not in NAMES:
+        raise ModelUnsupported(f"GGUF tensor {name!r} belongs to no supported model")
+    return match
 
 
 def _halves_from_pairs(weights: Any, heads: int) -> Any:
@@ -342,22 +424,5 @@ def _short_float(value: float) -> float:
     return float(str(np.float32(value)))
 
 
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def _write_json(path: Path, content: dict[str, Any]) -> None:
     path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-
-
-def file_key(path: Path) -> str:
-    """A short name for a file's content, from its size and both ends: cheap for files of many gigabytes."""
-    size = path.stat().st_size
-    digest = hashlib.sha256(f"{CONVERSION}:{size}:".encode())
-    end_bytes = 1 << 20
-    with path.open("rb") as file:
-        digest.update(file.read(end_bytes))
-        file.seek(max(0, size - end_bytes))
-        digest.update(file.read(end_bytes))
-    return digest.hexdigest()[:16]

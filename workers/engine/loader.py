@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NotRequired, TypedDict, Unpack
@@ -94,6 +94,25 @@ def load_whole(directory: Path | str, **options: Unpack[LoadOptions]) -> WholeMo
     return WholeModel(base, lm_head, short, plan.family, plan.capacity, eager=plan.eager, mode=plan.mode)
 
 
+def check_complete(directory: Path | str) -> None:
+    """Whether the model can be loaded whole: every tensor is there, in a file of the right size, in the right shape.
+
+    Reads headers only. Errors as `load_head`.
+    """
+    plan = _plan(directory, LoadOptions(slots=1, max_length=1, max_query=1))
+    wanted = _whole_shapes(plan)
+    headers = {file: checkpoint.read_header(file)[1] for file in sorted({plan.files[name] for name in wanted})}
+    for name, shape in wanted.items():
+        entry = checkpoint.entry_of(name, plan.files[name], headers[plan.files[name]])
+        checkpoint.check_shape(name, shape, torch.Size(entry["shape"]))
+
+
+def check_names(directory: Path | str, names: Iterable[str]) -> None:
+    """ModelDamaged unless these are all the tensors that the model of the config in `directory` needs."""
+    plan = _plan(directory, LoadOptions(slots=1, max_length=1, max_query=1), dict.fromkeys(names, Path(directory)))
+    _whole_shapes(plan)
+
+
 def load_config(directory: Path | str) -> PreTrainedConfig:
     """The text model's config; ModelNotFound without one, ModelUnsupported for a type that is not allowed."""
     path = Path(directory)
@@ -147,13 +166,17 @@ class _Plan:
     quantization: Quantization
 
 
-def _plan(directory: Path | str, options: LoadOptions) -> _Plan:
+def _plan(directory: Path | str, options: LoadOptions, files: dict[str, Path] | None = None) -> _Plan:
+    """`files`: where the tensors are, if not where the directory says."""
     config = load_config(directory)
     family = family_of(config.model_type)
     capacity = Capacity(options["slots"], options["max_length"], options["max_query"])
     _check_position_scaling(config, capacity)
     dummy = DummyWeights(config) if options.get("load_format") == "dummy" else None
-    files = dict.fromkeys(dummy.names, Path(directory)) if dummy else checkpoint.tensor_files(Path(directory))
+    if dummy is not None:
+        files = dict.fromkeys(dummy.names, Path(directory))
+    elif files is None:
+        files = checkpoint.tensor_files(Path(directory))
     return _Plan(
         config=config,
         family=family,
@@ -282,18 +305,35 @@ def _read(plan: _Plan, wanted: Mapping[str, str]) -> Iterator[tuple[str, Tensor]
 def _wanted(plan: _Plan, base: PreTrainedModel, first: int) -> dict[str, str]:
     """Stored name -> the model's own name, for every parameter of the half."""
     wanted = {}
-    missing = []
     for name in base.state_dict():
         match = LAYER.fullmatch(name)
         stored = plan.prefix + (f"layers.{int(match[1]) + first}.{match[2]}" if match else name)
         if name == EMBEDDING and stored not in plan.files and plan.config.tie_word_embeddings:
             stored = _lm_head_name(plan)
-        if stored not in plan.files:
-            missing.append(stored)
         wanted[stored] = name
+    missing = [stored for stored in wanted if stored not in plan.files]
     if missing:
-        raise ModelDamaged(f"the checkpoint lacks {len(missing)} tensors, first {missing[0]}")
+        raise ModelDamaged(f"the checkpoint lacks {len(missing)} tensors{_of_layers(missing)}, first {missing[0]}")
     return wanted
+
+
+def _of_layers(names: Sequence[str]) -> str:
+    """` of layers 3, 20 to 29`: the layers that these tensors belong to; nothing if they belong to none."""
+    numbers = sorted({int(found[1]) for name in names if (found := checkpoint.LAYER.search(name))})
+    begins = [number for number in numbers if number - 1 not in numbers]
+    ends = [number for number in numbers if number + 1 not in numbers]
+    runs = [str(begin) if begin == end else f"{begin} to {end}" for begin, end in zip(begins, ends, strict=True)]
+    return f" of layer{'s' if len(numbers) > 1 else ''} {', '.join(runs)}" if runs else ""
+
+
+def _whole_shapes(plan: _Plan) -> dict[str, torch.Size]:
+    """The stored name and shape of every tensor that the whole model needs. Raises ModelDamaged."""
+    base, _ = empty_base(
+        plan.config, 0, plan.config.num_hidden_layers, embeddings=True, final_norm=True, eager=plan.eager
+    )
+    shapes = {stored: base.get_parameter(name).shape for stored, name in _wanted(plan, base, 0).items()}
+    shapes[_stored_lm_head(plan)] = torch.Size((plan.config.vocab_size, plan.config.hidden_size))
+    return shapes
 
 
 def _lm_head_name(plan: _Plan) -> str:
@@ -304,15 +344,20 @@ def _lm_head_name(plan: _Plan) -> str:
     return LM_HEAD
 
 
+def _stored_lm_head(plan: _Plan) -> str:
+    """The name under which the LM head, or what it is tied to, is stored. Raises ModelDamaged."""
+    stored = _lm_head_name(plan)
+    if stored in plan.files:
+        return stored
+    if not plan.config.tie_word_embeddings:
+        raise ModelDamaged(f"the checkpoint lacks {stored}, and its config does not tie the embeddings")
+    return plan.prefix + EMBEDDING
+
+
 def _load_lm_head(plan: _Plan, embedding: Tensor | None) -> nn.Linear:
     """The LM head: its own tensor if stored, else (tied) the embeddings, shared with `embedding` if given."""
-    stored = _lm_head_name(plan)
-    tied = plan.config.tie_word_embeddings
-    if stored not in plan.files:
-        if not tied:
-            raise ModelDamaged(f"the checkpoint lacks {stored}, and its config does not tie the embeddings")
-        stored = plan.prefix + EMBEDDING
-    if embedding is not None and tied and not _both_stored(plan):
+    stored = _stored_lm_head(plan)
+    if embedding is not None and plan.config.tie_word_embeddings and not _both_stored(plan):
         weight = embedding
     else:
         ((_, weight),) = _read(plan, {stored: "weight"})

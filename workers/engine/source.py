@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import re
 import shutil
 from collections.abc import Callable, Iterator, Sequence
@@ -12,9 +13,11 @@ from enum import Enum
 from pathlib import Path
 
 from workers.engine import checkpoint, gguf
+from workers.engine.fingerprint import content_digest
 from workers.engine.gguf import Progress
-from workers.engine.loader import check_split, load_config
-from workers.errors import ModelNotFound, ModelUnsupported
+from workers.engine.loader import check_complete, check_split, load_config
+from workers.engine.tokenizer import end_ids, load_tokenizer, overlooked_end, shown
+from workers.errors import ModelDamaged, ModelNotFound, ModelUnsupported
 from workers.settings import CacheSettings
 
 #: `owner/name`, with the commit, tag or branch to take after an @
@@ -48,6 +51,36 @@ class ModelDirectory:
     context: int
 
 
+@dataclass(frozen=True, slots=True)
+class PreparedModel:
+    """Files of a model that can be served."""
+
+    path: str
+    num_layers: int
+    context: int
+    #: ids of the tokens that end a text, and the same for people
+    end_token_ids: tuple[int, ...]
+    ends: str
+    #: which other end the chat template writes; None where all is well
+    warning: str | None
+
+
+def prepare(model: str, *, cache: Path | None = None, progress: Progress | None = None) -> PreparedModel:
+    """`resolve` the whole model, and look at all of its files. Errors as there."""
+    found = resolve(model, cache=cache, progress=progress)
+    check_complete(found.path)
+    tokenizer = load_tokenizer(found.path)
+    ends = end_ids(found.path, tokenizer)
+    return PreparedModel(
+        path=str(found.path),
+        num_layers=found.num_layers,
+        context=found.context,
+        end_token_ids=ends,
+        ends=shown(tokenizer, ends),
+        warning=overlooked_end(tokenizer, ends),
+    )
+
+
 def resolve(
     model: str,
     part: Part = Part.WHOLE,
@@ -75,10 +108,14 @@ def resolve(
 
 
 def convert_once(path: Path, cache: Path, progress: Progress | None = None) -> Path:
-    """The converted form of a GGUF file, made now unless it is there; safe against races and kills."""
-    if not path.is_file():
-        raise ModelNotFound(f"GGUF file {path} does not exist")
-    directory = cache / "models" / f"{path.stem}-{gguf.file_key(path)}"
+    """The converted form of a GGUF file, made now unless it is there; safe against races and kills.
+
+    It is found by the file's whole content, which is read again only when the file was touched.
+    """
+    files, notes = gguf.parts(path), cache / "digests"
+    sha256 = content_digest(files, notes)
+    key = hashlib.sha256(f"{gguf.REVISION}:{sha256}".encode()).hexdigest()[:16]
+    directory = cache / "models" / f"{gguf.model_name(path)}-{key}"
     if directory.is_dir():
         return directory
     directory.parent.mkdir(parents=True, exist_ok=True)
@@ -87,7 +124,9 @@ def convert_once(path: Path, cache: Path, progress: Progress | None = None) -> P
             partial = directory.with_name(f"{directory.name}.partial")
             shutil.rmtree(partial, ignore_errors=True)  # left by a process that was killed
             partial.mkdir()
-            gguf.convert(path, partial, progress)
+            gguf.convert(files[0], partial, sha256, progress)
+            if content_digest(files, notes) != sha256:
+                raise ModelDamaged(f"{path} was changed while it was converted: begin anew")
             partial.rename(directory)
     return directory
 
