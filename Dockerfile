@@ -6,6 +6,7 @@ COPY pyproject.toml constraints.txt README.md LICENSE ./
 COPY examples examples
 COPY cli cli
 COPY relay relay
+COPY shardq shardq
 COPY storage storage
 COPY tasks tasks
 COPY workers workers

@@ -5,6 +5,7 @@ ShardqError (1)
 ├── NotFound (1)
 ├── Refused (1)
 ├── Unavailable (1)
+├── PackageMissing (1)
 ├── SettingInvalid (1)
 ├── ConfigInvalid (2)
 └── CliError (1)
@@ -62,6 +63,10 @@ class Refused(ShardqError):
 
 class Unavailable(ShardqError):
     """The queue server or the database cannot be used right now."""
+
+
+class PackageMissing(ShardqError):
+    """What was asked needs a Python package that is not installed."""
 
 
 class SettingInvalid(ShardqError):

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from cli.client.batch import Batch
+from cli.client.results import ALL_COLUMNS
 from cli.destination import STDOUT, check_writable, destination, replaced
 from cli.errors import CliError
 from cli.output import counted, figure, first_words, percent, print_table, state
@@ -22,10 +23,6 @@ from storage.states import JobState
 from tasks.json_text import json_text
 from tasks.openai_results import error_of, result_line
 
-#: not a column of the database, but of the results
-NUM_CHOICES = "num_choices"
-#: columns of csv and parquet
-ALL_COLUMNS = (*JOB_COLUMNS, NUM_CHOICES)
 #: jobs in a row group of a parquet file
 ROW_GROUP = 2000
 #: jobs of a table that are laid out together

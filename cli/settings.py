@@ -76,14 +76,18 @@ class RunningStack:
         return addresses if _is_alive(pid) else None
 
 
+def addresses_in(settings: CliSettings) -> dict[str, str]:
+    """Variables: the addresses of the `shardq up` that runs in the data directory, else of its database alone."""
+    addresses = RunningStack(settings.data_dir).read()
+    return addresses.environment() if addresses else {"SHARDQ_DATABASE_URL": settings.database_url}
+
+
 def use_data_dir(settings: CliSettings) -> frozenset[str]:
     """Point this process at the data directory's database and running `shardq up`; the variables that were set.
 
     Through the environment, which every package and every child process reads; what stands there wins.
     """
-    addresses = RunningStack(settings.data_dir).read()
-    found = addresses.environment() if addresses else {"SHARDQ_DATABASE_URL": settings.database_url}
-    chosen = {name: value for name, value in found.items() if name not in os.environ}
+    chosen = {name: value for name, value in addresses_in(settings).items() if name not in os.environ}
     os.environ.update(chosen)
     return frozenset(chosen)
 

@@ -32,5 +32,5 @@ class Terminal:
 @contextmanager
 def opened_client() -> Iterator[Client]:
     """The client of this installation, open for the length of a block. Raises SettingInvalid, Unavailable."""
-    with Client(Local.open(), Terminal()) as client:
+    with Client(Local.open({})) as client:
         yield client

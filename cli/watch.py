@@ -1,4 +1,4 @@
-"""A batch being watched: a live line on a terminal, plain lines anywhere else."""
+"""A batch being watched: a live line on a terminal or below a notebook's cell, plain lines anywhere else."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ from storage.batch_records import Counts
 #: seconds between two plain lines while something changes, and while nothing does
 LINE_S = 5.0
 SILENCE_S = 60.0
+#: length of a notebook's bar
+BAR_CELLS = 20
 
 
 def line_of(snapshot: Snapshot) -> str:
@@ -48,6 +50,30 @@ class LiveDisplay:
 
     def close(self) -> None:
         self._live.stop()
+
+
+class NotebookDisplay:
+    """One line below a notebook's cell, redrawn by what every notebook has: no widgets."""
+
+    def __init__(self) -> None:
+        from IPython.display import display
+
+        self._shown = ""
+        self._handle = display({"text/plain": self._shown}, raw=True, display_id=True)
+
+    def show(self, snapshot: Snapshot) -> None:
+        counts = snapshot.counts
+        full = BAR_CELLS * counts.num_ended // max(counts.total, 1)
+        text = f"{'█' * full}{'░' * (BAR_CELLS - full)} {line_of(snapshot)}"
+        if text != self._shown:
+            self._shown = text
+            self._handle.update({"text/plain": text}, raw=True)
+
+    def say(self, message: str) -> None:
+        click.echo(message, err=True)
+
+    def close(self) -> None:
+        """The last line stays."""
 
 
 class PlainDisplay:
@@ -88,9 +114,11 @@ def _bar(snapshot: Snapshot) -> Table:
 
 
 def make_display() -> Display:
-    """The display that fits stderr: a line that is redrawn only where somebody looks at a terminal."""
+    """The display that fits: a line that is redrawn only where somebody looks at a notebook or a terminal."""
     if is_quiet():
         return PlainDisplay(lambda line: None)
+    if console(sys.stderr).is_jupyter:
+        return NotebookDisplay()
     if sys.stderr.isatty() and not console(sys.stderr).is_dumb_terminal:
         return LiveDisplay()
     return PlainDisplay(lambda line: click.echo(line, err=True))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import TYPE_CHECKING, Self
 
 from cli.client.transport import Retried, RetryOrder, Transport
@@ -13,6 +13,7 @@ from storage.job_records import JobRow, Stopped
 from storage.states import TERMINAL_STATES, TERMINAL_STATUSES, BatchStatus, JobState
 
 if TYPE_CHECKING:
+    from cli.client.results import Results
     from cli.reasons import System
     from storage.filters import JobFilter
 
@@ -94,12 +95,50 @@ class Batch:
         """Its ended jobs that meet the filter, in input order and bounded memory."""
         return self._transport.jobs(wanted, self.id, logprobs=logprobs)
 
+    def results(self, *, where: str | Collection[str] = ()) -> Results:
+        """Its jobs that have ended, however they did; with `where` those that meet conditions as `"ttft_s>2"`.
+
+        Raises InputRefused for a condition that is none.
+        """
+        return self._results(TERMINAL_STATES, where)
+
+    def failed(self, *, where: str | Collection[str] = ()) -> Results:
+        """As `results`, of the jobs that failed, were cancelled or expired."""
+        return self._results(NOT_DONE, where)
+
+    def _results(self, states: frozenset[JobState], where: str | Collection[str]) -> Results:
+        from cli.client.results import Results, filter_of
+
+        return Results(self._transport, filter_of(states, where), self.id)
+
+    def retry(
+        self,
+        *,
+        jobs: Collection[str] = (),
+        codes: Collection[str] = (),
+        states: Collection[JobState] = (),
+        expires_in: str | float | None = None,
+    ) -> int:
+        """Run jobs of the ended batch again; how many. Say `wait` afterwards.
+
+        Without a choice: what failed or expired, but for jobs whose request was the cause. `jobs` by custom_id or id,
+        `codes` of their errors, `states` as `"cancelled"`. Raises InputRefused, Refused while the batch is open.
+        """
+        from cli.client.orders import duration_of, states_of
+
+        order = RetryOrder(states_of(states), frozenset(codes), tuple(jobs), duration_of(expires_in))
+        return self.run_again(order).number
+
     def run_again(self, order: RetryOrder) -> Retried:
-        """Let jobs run again. Raises Refused while the batch is open, and for what is no job of it."""
+        """As `retry`, with what became of it. Says what is left out, and why nothing runs if nothing does."""
+        from cli.client.retrying import remarks
+
         retried = self._transport.retry(self.row, order)
         if retried.number:
             feed(self._transport, self._voice)
         self.refresh()
+        for remark in remarks(self.row, order, retried):
+            self._voice.note(remark)
         return retried
 
     def cancel(self) -> Stopped | None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
+from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, BinaryIO, Self
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal, Self
 
 from cli.client.batch import Batch, cancel, feed
+from cli.client.installation import local
 from cli.client.transport import Order, Transport
 from cli.client.voice import Silence, Voice
 from storage.batch_records import BatchRow
@@ -16,16 +18,26 @@ from storage.states import BatchStatus
 # What a client needs once it works is imported then: `from shardq import Client` is to be quick.
 if TYPE_CHECKING:
     from cli.client.input_file import Check, ErrorSink
+    from cli.client.source import Source
     from cli.reasons import System
     from storage.filters import JobFilter
 
+#: invalid lines that an error lists
+MAX_ERRORS = 20
+
 
 class Client:
-    """Batches behind a transport. A context manager; not thread-safe."""
+    """Batches behind a transport. A context manager; not thread-safe. Every method raises a ShardqError."""
 
-    def __init__(self, transport: Transport, voice: Voice | None = None) -> None:
-        self._transport = transport
-        self._voice = voice or Silence()
+    def __init__(
+        self, transport: Transport | None = None, *, data_dir: str | Path | None = None, quiet: bool = False
+    ) -> None:
+        """`transport`: without one, the installation of this machine that `shardq` finds, or that of `data_dir`.
+
+        `quiet`: neither remarks nor progress on stderr.
+        """
+        self._transport = transport or local(data_dir)
+        self._voice: Voice = Silence() if quiet else _usual_voice()
 
     def __enter__(self) -> Self:
         return self
@@ -38,6 +50,33 @@ class Client:
     def close(self) -> None:
         """Let go of every connection."""
         self._transport.close()
+
+    def submit(
+        self,
+        source: Source,
+        *,
+        name: str | None = None,
+        model: str | None = None,
+        priority: int | None = None,
+        expires_in: str | float | None = None,
+        reuse: bool = False,
+        on_invalid: Literal["reject", "skip"] = "reject",
+        **parameters: Any,
+    ) -> Batch:
+        """Check what is given, all of it, and queue it as a batch.
+
+        `source`: the path of a file of lines; a DataFrame with a column for each field; or, one after the other,
+        prompts (texts), chats (lists of messages) or requests (the object of a line). The keywords are the options of
+        `shardq submit`: `parameters` (`max_tokens`, `temperature`, …) are for what says nothing itself; the same
+        `name` and source are the same batch; `expires_in` is `"2h"` or seconds. Raises InputRefused, Refused,
+        Unavailable.
+        """
+        from cli.client.orders import order_of
+        from cli.client.source import opened
+
+        order = order_of(name, model, priority, expires_in, reuse, on_invalid, parameters)
+        with opened(source, self._voice) as stream:
+            return self.place(stream, self._checked(stream, order), order)
 
     def place(self, stream: BinaryIO, check: Check, order: Order, tell: ErrorSink | None = None) -> Batch:
         """Queue a checked file; what may surprise about the batch is said. Raises InputRefused, Refused, Unavailable.
@@ -61,8 +100,9 @@ class Client:
         return self._batch(self._transport.batch(reference))
 
     def batches(self, *, limit: int = 50, statuses: Collection[BatchStatus] = ()) -> list[Batch]:
-        """The newest batches first, those with one of `statuses` if any are given."""
-        return [self._batch(row) for row in self._transport.batches(limit=limit, statuses=statuses)]
+        """The newest batches first, those with one of `statuses` (`"completed"`, …) if any are given."""
+        wanted = [BatchStatus(status) for status in statuses]
+        return [self._batch(row) for row in self._transport.batches(limit=limit, statuses=wanted)]
 
     def find(self, reference: str) -> Batch | JobRow:
         """The batch, or the job as `BATCH-LINE`, that is meant. Raises NotFound."""
@@ -102,5 +142,19 @@ class Client:
         """What lives now: heads, bookkeeper, queue."""
         return self._transport.system()
 
+    def _checked(self, stream: BinaryIO, order: Order) -> Check:
+        from cli.client.input_file import check_input
+        from cli.client.submission import refuse_invalid
+
+        check = check_input(stream, order.defaults, self._voice, max_errors=MAX_ERRORS)
+        refuse_invalid(check, order, self._voice, '`on_invalid="skip"` leaves them out')
+        return check
+
     def _batch(self, row: BatchRow) -> Batch:
         return Batch(self._transport, self._voice, row)
+
+
+def _usual_voice() -> Voice:
+    from cli.terminal import Terminal
+
+    return Terminal()

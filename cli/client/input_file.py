@@ -6,7 +6,7 @@ import hashlib
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,30 +26,40 @@ ErrorSink = Callable[[LineError], None]
 @contextmanager
 def open_input(name: str, voice: Voice) -> Iterator[BinaryIO]:
     """The file `name`, or `-` for stdin, as a stream that can be rewound. Raises Refused."""
-    if name == "-":
-        with _spooled(sys.stdin.buffer, voice) as stream:
-            yield stream
-        return
+    opened = spooled(_chunks(sys.stdin.buffer), voice) if name == "-" else open_file(Path(name), voice)
+    with opened as stream:
+        yield stream
+
+
+@contextmanager
+def open_file(path: Path, voice: Voice) -> Iterator[BinaryIO]:
+    """The file as a stream that can be rewound. Raises Refused."""
     try:
-        stream = Path(name).open("rb")  # noqa: SIM115 - closed below
+        stream = path.open("rb")
     except OSError as error:
-        raise Refused(f"cannot read {name}: {error.strerror}") from error
+        raise Refused(f"cannot read {path}: {error.strerror}") from error
     with stream:
         if stream.seekable():
             yield stream
         else:
-            with _spooled(stream, voice) as copy:
+            with spooled(_chunks(stream), voice) as copy:
                 yield copy
 
 
 @contextmanager
-def _spooled(stream: BinaryIO, voice: Voice) -> Iterator[BinaryIO]:
-    with tempfile.TemporaryFile(prefix="shardq-") as copy, voice.ticker("reading") as ticker:
-        while chunk := stream.read(_CHUNK_BYTES):
-            copy.write(chunk)
-            ticker.tick_bytes(copy.tell())
+def spooled(chunks: Iterable[bytes], voice: Voice) -> Iterator[BinaryIO]:
+    """A temporary file of what these make together, read to the end first."""
+    with tempfile.TemporaryFile(prefix="shardq-") as copy:
+        with voice.ticker("reading") as ticker:
+            for chunk in chunks:
+                copy.write(chunk)
+                ticker.tick_bytes(copy.tell())
         copy.seek(0)
         yield cast("BinaryIO", copy)
+
+
+def _chunks(stream: BinaryIO) -> Iterator[bytes]:
+    return iter(lambda: stream.read(_CHUNK_BYTES), b"")
 
 
 def digest(stream: BinaryIO) -> str:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
-from typing import BinaryIO, Self
+from typing import Any, BinaryIO, Self, TypeVar
 
 import redis
+from pydantic_settings import BaseSettings
 
 from cli.client.edge import translated_errors
 from cli.client.references import batch_or_job
@@ -35,6 +36,8 @@ from tasks.served import mirror_models, model_names
 from tasks.settings import BookkeeperSettings
 from tasks.stopper import Stopper
 
+S = TypeVar("S", bound=BaseSettings)
+
 
 class Local:
     """Opened once; the queue server is contacted only by what needs it."""
@@ -46,10 +49,14 @@ class Local:
         self._stopper: Stopper | None = None
 
     @classmethod
-    def open(cls) -> Self:
-        """Where this process' variables say. Raises SettingInvalid, Unavailable."""
+    def open(cls, named: Mapping[str, str]) -> Self:
+        """Where these variables say, and this process' own for those not among them.
+
+        Raises SettingInvalid, Unavailable.
+        """
         with translated_errors():
-            return cls(Database.open(StorageSettings().database_url), BookkeeperSettings())
+            url = _settings(StorageSettings, named).database_url
+            return cls(Database.open(url), _settings(BookkeeperSettings, named))
 
     def models(self) -> Models:
         with translated_errors():
@@ -152,3 +159,9 @@ class Local:
         if self._connection is None:
             self._connection = connect(self._settings)
         return self._connection
+
+
+def _settings(kind: type[S], named: Mapping[str, str]) -> S:
+    variables = {field: f"SHARDQ_{field.upper()}" for field in kind.model_fields}
+    given: dict[str, Any] = {field: named[variable] for field, variable in variables.items() if variable in named}
+    return kind(**given)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from cli.client.references import batch_or_job
 from cli.client.transport import Retried, RetryOrder
 from cli.errors import Refused
+from cli.output import counted
 from storage.batch_records import BatchRow
 from storage.database import Database
 from storage.errors import BatchIncomplete, BatchOpen
@@ -30,6 +33,28 @@ def run_again(database: Database, batch: BatchRow, order: RetryOrder) -> Retried
     except BatchIncomplete as error:
         raise Refused(f"{error}: `shardq delete {batch.id}`, then submit the file again") from error
     return Retried(number, choice.states, count_failures(database, batch.id, choice.but_codes))
+
+
+def remarks(batch: BatchRow, order: RetryOrder, retried: Retried) -> Iterator[str]:
+    """Why nothing runs again, and what else could; what was left out of the rest."""
+    if not retried.number:
+        yield _nothing(batch, order, retried)
+    if counts := retried.left_out:
+        codes = ", ".join(f"{counted(number, 'job')} with {code}" for code, number in sorted(counts.items()))
+        ways = " ".join(f"--code {code}" for code in sorted(counts))
+        yield f"left out, since they would fail again as they are: {codes} ({ways} runs them all the same)"
+
+
+def _nothing(batch: BatchRow, order: RetryOrder, retried: Retried) -> str:
+    others = [
+        (state, number)
+        for state in (JobState.FAILED, JobState.EXPIRED, JobState.CANCELLED)
+        if state not in retried.states and (number := getattr(batch.counts, state))
+    ]
+    hints = "".join(f"; {counted(number, 'job')} {state}: --{state}" for state, number in others)
+    states = " or ".join(state for state in JobState if state in retried.states)
+    codes = f" with {' or '.join(sorted(order.codes))}" if order.codes else ""
+    return f"nothing to run again: no job of {batch.id} is {states}{codes}{hints}"
 
 
 def _choice(order: RetryOrder, job_ids: frozenset[str]) -> RetryChoice:

@@ -6,13 +6,12 @@ import click
 
 from cli.batches import batch_json
 from cli.client.batch import Batch
-from cli.client.transport import Retried, RetryOrder
+from cli.client.transport import RetryOrder
 from cli.durations import time_ahead
 from cli.follow import follow_to_end
 from cli.options import broker_option, database_option, insecure_option, json_option
 from cli.output import counted, note, print_json, warn
 from cli.terminal import opened_client
-from storage.batch_records import BatchRow
 from storage.states import JobState
 
 
@@ -73,35 +72,12 @@ def retry_command(
         found = client.batch(batch)
         order = RetryOrder(states, frozenset(codes), jobs, expires_in_s)
         retried = found.run_again(order)
-        if not retried.number:
-            note(_nothing(found.row, retried, order.codes))
-        if retried.left_out:
-            note(_left_out(retried.left_out))
         if wait:
             ctx.exit(follow_to_end(found, as_json=as_json))
         if as_json:
             print_json({**batch_json(found.row), "retried": retried.number})
         elif retried.number:
             _print_retried(found, retried.number)
-
-
-def _nothing(row: BatchRow, retried: Retried, codes: frozenset[str]) -> str:
-    """Why nothing is run again, and what else could be."""
-    others = [
-        (state, number)
-        for state in (JobState.FAILED, JobState.EXPIRED, JobState.CANCELLED)
-        if state not in retried.states and (number := getattr(row.counts, state))
-    ]
-    hints = "".join(f"; {counted(number, 'job')} {state}: --{state}" for state, number in others)
-    states = " or ".join(state for state in JobState if state in retried.states)
-    named = f" with {' or '.join(sorted(codes))}" if codes else ""
-    return f"nothing to run again: no job of {row.id} is {states}{named}{hints}"
-
-
-def _left_out(counts: dict[str, int]) -> str:
-    codes = ", ".join(f"{counted(number, 'job')} with {code}" for code, number in sorted(counts.items()))
-    ways = " ".join(f"--code {code}" for code in sorted(counts))
-    return f"left out, since they would fail again as they are: {codes} ({ways} runs them all the same)"
 
 
 def _print_retried(batch: Batch, number: int) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from cli.processes import child_environment
 from tests.acceptance.system import System
-from tests.documents import ROOT, Block, shell_blocks
+from tests.documents import ROOT, Block, blocks, shell_blocks
 
 #: seconds for one block
 PATIENCE_S = 120.0
@@ -29,6 +29,26 @@ def run_blocks(document: Path, system: System, folder: Path) -> int:
     for block in runnable:
         _run(block, environment, folder)
     return len(runnable)
+
+
+def run_python(document: Path, system: System, folder: Path) -> None:
+    """Run the blocks marked `python` that can be run as one script, as the cells of a notebook."""
+    cells = [block for block in blocks(document) if block.language == "python" and block.not_run is None]
+    assert cells, document
+    script = folder / "cells.py"
+    script.write_text("\n".join(block.text for block in cells), encoding="utf-8")
+    environment = child_environment({**system.environment, "PYTHONPATH": str(ROOT)})
+    result = subprocess.run(
+        [sys.executable, str(script)],
+        cwd=folder,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    assert result.returncode == 0, f"{document}\n{result.stdout}\n{result.stderr}"
 
 
 def _run(block: Block, environment: dict[str, str], folder: Path) -> None:

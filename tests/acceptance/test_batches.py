@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from cli.errors import ExitCode
-from tests.acceptance.blocks import run_blocks
+from tests.acceptance.blocks import run_blocks, run_python
 from tests.acceptance.system import System
 from tests.documents import ROOT
 from tests.integration.test_fronts_recovery import front_pids
@@ -59,6 +59,13 @@ def test_every_shell_block_of_a_document_runs_but_those_that_say_why_not(
     whole_system: System, tmp_path: Path, document: str, least: int
 ) -> None:
     assert run_blocks(ROOT / document, whole_system, tmp_path) >= least
+
+
+@pytest.mark.parametrize("document", ["README.md", "docs/python.md"])
+def test_the_python_blocks_of_a_document_run_in_order_as_one_script(
+    whole_system: System, tmp_path: Path, document: str
+) -> None:
+    run_python(ROOT / document, whole_system, tmp_path)
 
 
 def test_one_bad_job_fails_alone(whole_system: System) -> None:

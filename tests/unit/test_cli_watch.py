@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import sys
+from types import ModuleType
 
 import pytest
 
@@ -10,7 +12,7 @@ from cli.client.voice import Snapshot
 from cli.client.waiting import STALL_S, Pace, StallWatch
 from cli.output import duration, figure, first_words, percent, size
 from cli.ticker import Ticker
-from cli.watch import PlainDisplay, line_of
+from cli.watch import NotebookDisplay, PlainDisplay, line_of
 from storage.batch_records import Counts, Progress
 from storage.states import BatchStatus
 
@@ -82,6 +84,36 @@ def test_plain_lines_are_rare_while_nothing_changes() -> None:
     for second in range(120):
         display.show(Snapshot(Counts(waiting=3), 0, float(second), None, None, None))
     assert len(lines) == 2
+
+
+class Output:
+    """An output below a notebook's cell."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+
+    def display(self, bundle: dict[str, str], *, raw: bool, display_id: bool) -> Output:
+        assert (raw, display_id) == (True, True)
+        return self
+
+    def update(self, bundle: dict[str, str], *, raw: bool) -> None:
+        self.texts.append(bundle["text/plain"])
+
+
+def test_below_a_notebooks_cell_stands_one_line_that_is_redrawn_when_it_changes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    output = Output()
+    monkeypatch.setitem(sys.modules, "IPython", ModuleType("IPython"))
+    monkeypatch.setitem(sys.modules, "IPython.display", ModuleType("IPython.display"))
+    monkeypatch.setattr(sys.modules["IPython.display"], "display", output.display, raising=False)
+    display = NotebookDisplay()
+    for completed in (0, 2, 2, 4):
+        display.show(Snapshot(Counts(waiting=4 - completed, completed=completed), 0, 1.0, None, None, None))
+    display.close()
+    assert [text.split(" done")[0] for text in output.texts] == [
+        f"{'█' * full}{'░' * (20 - full)} {done}/4" for full, done in ((0, 0), (10, 2), (20, 4))
+    ]
 
 
 def test_a_stall_is_explained_once_per_pause() -> None:

@@ -60,7 +60,7 @@ def test_what_the_images_copy_is_there_and_every_package_is_copied() -> None:
     copied = re.findall(r"^COPY (?!--from)(.+)$", DOCKERFILE, flags=re.MULTILINE)
     sources = {source for words in copied for source in words.split()[:-1]}
     assert all((ROOT / source).exists() for source in sources)
-    assert {"cli", "relay", "storage", "tasks", "workers", "pyproject.toml", "constraints.txt"} <= sources
+    assert {"cli", "relay", "shardq", "storage", "tasks", "workers", "pyproject.toml", "constraints.txt"} <= sources
     stages = set(re.findall(r"^FROM \S+ AS (\S+)$", DOCKERFILE, flags=re.MULTILINE))
     assert {service["build"]["target"] for service in SERVICES.values() if "build" in service} <= stages
     assert set(re.findall(r"--from=(\S+)", DOCKERFILE)) <= stages

@@ -30,7 +30,7 @@ def test_every_setting_has_a_meaning_on_the_page() -> None:
 
 def test_every_variable_in_the_code_is_on_the_page() -> None:
     text = page()
-    for package in ("cli", "relay", "storage", "tasks", "workers"):
+    for package in ("cli", "relay", "shardq", "storage", "tasks", "workers"):
         for path in (ROOT / package).rglob("*.py"):
             for name in re.findall(r"\bSHARDQ_[A-Z][A-Z_]*[A-Z]\b", path.read_text(encoding="utf-8")):
                 assert INTERNAL.fullmatch(name) or f"`{name}`" in text, f"{path.name}: {name}"

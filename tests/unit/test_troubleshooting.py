@@ -63,7 +63,7 @@ def test_every_reason_why_nothing_moves_has_a_cure() -> None:
 def said() -> str:
     """Every text of the code that is no docstring; what a figure fills in is `…`."""
     texts = []
-    for package in ("cli", "relay", "storage", "tasks", "workers"):
+    for package in ("cli", "relay", "shardq", "storage", "tasks", "workers"):
         for path in (ROOT / package).rglob("*.py"):
             for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
                 if isinstance(node, ast.JoinedStr):

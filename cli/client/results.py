@@ -1,0 +1,76 @@
+"""What came out of a batch: one by one, or as a DataFrame."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from cli.client.transport import Transport
+from cli.errors import InputRefused, PackageMissing
+from storage.columns import JOB_COLUMNS, Kind
+from storage.errors import FilterInvalid
+from storage.filters import Condition, JobFilter
+from storage.job_records import JobRow
+from storage.states import JobState
+
+if TYPE_CHECKING:
+    import pandas
+
+#: not a column of the database, but of the results
+NUM_CHOICES = "num_choices"
+#: columns of csv, parquet and DataFrames
+ALL_COLUMNS = (*JOB_COLUMNS, NUM_CHOICES)
+
+#: kinds of columns as pandas holds them, with a place for nothing
+_DTYPES = {Kind.TEXT: "object", Kind.INTEGER: "Int64", Kind.NUMBER: "float64", Kind.TIME: "float64"}
+
+
+def filter_of(states: frozenset[JobState], where: str | Collection[str]) -> JobFilter:
+    """Jobs with one of these states for which all of these conditions hold. Raises InputRefused."""
+    texts = [where] if isinstance(where, str) else where
+    try:
+        return JobFilter(states, conditions=tuple(Condition.parse(text) for text in texts))
+    except FilterInvalid as error:
+        raise InputRefused(f"where: {error}") from error
+
+
+class Results:
+    """The ended jobs that were asked for, in input order. Every iteration reads anew, in bounded memory."""
+
+    def __init__(self, transport: Transport, wanted: JobFilter, batch_id: str | None) -> None:
+        self._transport = transport
+        self._wanted = wanted
+        self._batch_id = batch_id
+
+    def __iter__(self) -> Iterator[JobRow]:
+        return self._transport.jobs(self._wanted, self._batch_id, logprobs=True)
+
+    def to_pandas(self, *, columns: Sequence[str] = ALL_COLUMNS) -> pandas.DataFrame:
+        """A row per job; times are UTC timestamps, whole numbers stay so beside empty places.
+
+        Of a job with several completions the row has the first. Raises PackageMissing without pandas.
+        """
+        frames = _pandas()
+        jobs = self._transport.jobs(self._wanted, self._batch_id, logprobs=False)
+        rows = [[_value(job, name) for name in columns] for job in jobs]
+        table = frames.DataFrame(rows, columns=list(columns), dtype="object")
+        return table.assign(**{name: _column(frames, table[name], name) for name in columns})
+
+
+def _pandas() -> Any:
+    try:
+        return import_module("pandas")
+    except ModuleNotFoundError as error:
+        raise PackageMissing("pandas is not installed: run `pip install 'shardq[pandas]'`") from error
+
+
+def _value(job: JobRow, name: str) -> Any:
+    value = getattr(job, name)
+    return value if value is None or JOB_COLUMNS.get(name) != Kind.TEXT else str(value)
+
+
+def _column(frames: Any, values: Any, name: str) -> Any:
+    kind = JOB_COLUMNS.get(name, Kind.INTEGER)
+    typed = values.astype(_DTYPES[kind])
+    return frames.to_datetime(typed, unit="s", utc=True) if kind == Kind.TIME else typed
