@@ -29,6 +29,7 @@ from benchmarks.resident import Resident, resident_of, table
 from cli.processes import child_environment, shardq_argv
 from relay.embedded import EmbeddedRedis
 from relay.profile import Profile
+from storage.addresses import sqlite_url
 from tasks import keys, queues
 from tasks.heads import register_profile
 
@@ -66,7 +67,7 @@ class Host:
                 "SHARDQ_DATA_DIR": str(directory),
                 "SHARDQ_BROKER_URL": self.queue.url,
                 "SHARDQ_RELAY_URL": self.wire.url,
-                "SHARDQ_DATABASE_URL": f"sqlite:///{directory / 'shardq.sqlite3'}",
+                "SHARDQ_DATABASE_URL": sqlite_url(directory / "shardq.sqlite3"),
                 # everything at once: more than is ever queued with the defaults
                 "SHARDQ_WINDOW_MIN_JOBS": str(setup.jobs),
                 "SHARDQ_WINDOW_BYTES": str(1 << 30),

@@ -27,6 +27,7 @@ import redis
 from cli.processes import child_environment, shardq_argv
 from relay.embedded import EmbeddedRedis
 from relay.profile import Profile
+from storage.addresses import sqlite_url
 from storage.database import Database
 from storage.job_records import OutcomeRow
 from storage.outcomes import record_outcomes
@@ -111,7 +112,7 @@ class Site:
     def __init__(self, directory: Path, server: EmbeddedRedis, **settings: str) -> None:
         self.directory = directory
         self.client = redis.Redis.from_url(server.url, protocol=2)
-        self.database_url = f"sqlite:///{directory / 'shardq.sqlite3'}"
+        self.database_url = sqlite_url(directory / "shardq.sqlite3")
         self.environment = child_environment(
             {
                 "SHARDQ_DATA_DIR": str(directory),

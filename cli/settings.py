@@ -10,6 +10,8 @@ from pathlib import Path
 from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from storage.addresses import sqlite_url
+
 
 def default_data_dir() -> Path:
     """`$XDG_DATA_HOME/shardq`, else `~/.local/share/shardq`: where the database is by default, too."""
@@ -27,7 +29,7 @@ class CliSettings(BaseSettings):
     @property
     def database_url(self) -> str:
         """The database of this data directory."""
-        return f"sqlite:///{self.data_dir / 'shardq.sqlite3'}"
+        return sqlite_url(self.data_dir / "shardq.sqlite3")
 
 
 @dataclass(frozen=True, slots=True)

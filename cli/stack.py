@@ -16,6 +16,7 @@ from cli.errors import StackFailed
 from cli.processes import Child, LineSink, Processes, shardq_argv
 from cli.settings import Addresses, RunningStack
 from relay.embedded import EmbeddedRedis
+from storage.addresses import sqlite_url
 from tasks.connection import connect, translated
 from tasks.heads import HeadInfo, live_heads
 from tasks.settings import TaskSettings
@@ -95,7 +96,7 @@ class Stack:
         wire = EmbeddedRedis(self._data_dir / "wire", persistent=False)
         broker_url = self._cleanup.enter_context(queue).url
         relay_url = self._cleanup.enter_context(wire).url
-        return Addresses(broker_url, relay_url, f"sqlite:///{self._data_dir / 'shardq.sqlite3'}")
+        return Addresses(broker_url, relay_url, sqlite_url(self._data_dir / "shardq.sqlite3"))
 
     def prepare_model(self, on_wait: Callable[[], None]) -> None:
         """Download or convert the model if need be, before head and tail both ask for it."""

@@ -15,6 +15,7 @@ from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
+from storage.addresses import sqlite_path
 from storage.errors import (
     DatabaseBusy,
     DatabaseUnavailable,
@@ -28,6 +29,9 @@ from storage.private_files import create_private
 
 #: how long a writer waits for another process' transaction, in milliseconds
 BUSY_TIMEOUT_MS = 10_000
+
+#: of the driver, and of SQLite's own URIs
+_SQLITE_PARAMETERS = {"timeout", "check_same_thread", "uri", "mode", "cache", "vfs", "immutable", "nolock", "psow"}
 
 _WRITES = "shardq_writes"
 _EXPECTED = "expected sqlite:///PATH or postgresql://USER:PASSWORD@HOST/NAME"
@@ -45,10 +49,17 @@ def parse_url(url: str) -> URL:
     if parsed.drivername in ("sqlite", "sqlite+pysqlite"):
         if parsed.database in (None, "", ":memory:"):
             raise DatabaseUrlInvalid(f"SQLite needs a file, several processes share it: {_EXPECTED}")
-        return parsed.set(drivername="sqlite+pysqlite", database=str(Path(str(parsed.database)).expanduser()))
+        _refuse_unknown_parameters(url, parsed)
+        return parsed.set(drivername="sqlite+pysqlite", database=str(Path(sqlite_path(url)).expanduser()))
     if parsed.drivername in ("postgres", "postgresql", "postgresql+psycopg"):
         return parsed.set(drivername="postgresql+psycopg")
     raise DatabaseUrlInvalid(f"no database of kind {parsed.drivername!r} is supported: {_EXPECTED}")
+
+
+def _refuse_unknown_parameters(url: str, parsed: URL) -> None:
+    """A `?` that belongs to the path would cut it, and the database would be another file."""
+    if "?" in url and not (parsed.query and parsed.query.keys() <= _SQLITE_PARAMETERS):
+        raise DatabaseUrlInvalid(f"parameters that SQLite does not have: write `?` in a path as %3F; {_EXPECTED}")
 
 
 class Database:

@@ -8,6 +8,7 @@ from pathlib import Path
 from pydantic import Field, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from storage.addresses import sqlite_url
 from storage.database import parse_url
 from storage.errors import DatabaseUrlInvalid
 
@@ -15,7 +16,7 @@ from storage.errors import DatabaseUrlInvalid
 def default_database_url() -> str:
     """`shardq/shardq.sqlite3` in the user's data directory (`$XDG_DATA_HOME`, else `~/.local/share`)."""
     home = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"
-    return f"sqlite:///{Path(home) / 'shardq' / 'shardq.sqlite3'}"
+    return sqlite_url(Path(home) / "shardq" / "shardq.sqlite3")
 
 
 class StorageSettings(BaseSettings):

@@ -14,6 +14,7 @@ from click.testing import CliRunner, Result
 from cli.errors import ExitCode
 from cli.main import shardq
 from relay.profile import Profile
+from storage.addresses import sqlite_url
 from storage.database import Database
 from storage.job_records import JobRow, OutcomeRow, RunningJob
 from storage.jobs import iterate_results, mark_running
@@ -36,7 +37,7 @@ class Shardq:
     @property
     def database_url(self) -> str:
         """The database that the commands use."""
-        return f"sqlite:///{self.data_dir / 'shardq.sqlite3'}"
+        return sqlite_url(self.data_dir / "shardq.sqlite3")
 
     @property
     def broker_url(self) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from cli.settings import Addresses, CliSettings, RunningStack, use_data_dir
+from tests.cli_runner import Shardq
 
 ADDRESSES = Addresses("redis://127.0.0.1:1/0", "redis://127.0.0.1:2/0", "sqlite:////tmp/x.sqlite3")
 
@@ -62,3 +63,10 @@ def test_without_a_stack_only_the_database_is_that_of_the_data_directory(tmp_pat
     use_data_dir(CliSettings(data_dir=tmp_path))
     assert os.environ["SHARDQ_DATABASE_URL"] == f"sqlite:///{tmp_path}/shardq.sqlite3"
     assert "SHARDQ_BROKER_URL" not in os.environ
+
+
+def test_every_data_directory_has_a_database_of_its_own_whatever_it_is_called(tmp_path: Path) -> None:
+    for name in ("w?1", "w?2", "w%3F1"):
+        assert Shardq(tmp_path / name, {})("list").exit_code == 0
+    made = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.sqlite3")}
+    assert made == {"w?1/shardq.sqlite3", "w?2/shardq.sqlite3", "w%3F1/shardq.sqlite3"}

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from storage.database import parse_url
+from storage.addresses import sqlite_url
+from storage.database import Database, parse_url
 from storage.errors import DatabaseUrlInvalid
 from storage.settings import StorageSettings
 
@@ -43,6 +44,21 @@ def test_a_password_is_not_in_the_settings_repr() -> None:
 @pytest.mark.parametrize("url", ["", "nonsense", "sqlite://", "sqlite:///:memory:", "mysql://host/x"])
 def test_an_address_we_cannot_open_is_refused(url: str) -> None:
     with pytest.raises(DatabaseUrlInvalid, match="expected sqlite:///PATH or postgresql://"):
+        parse_url(url)
+
+
+@pytest.mark.parametrize("name", ["what?", "50%", "a%3Fb", "c#", "#%?&=+;@:~'\" é", "x?uri=true"])
+def test_a_path_of_any_characters_is_the_file_of_its_address(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name / "shardq.sqlite3"
+    with Database.open(sqlite_url(path)) as database:
+        assert database.sqlite_file == path
+    assert path.is_file()
+    assert [found.name for found in tmp_path.iterdir()] == [name]
+
+
+@pytest.mark.parametrize("url", ["sqlite:////data/w?1/x.sqlite3", "sqlite:////data/x?", "sqlite:////data/w?a=1/x"])
+def test_a_path_that_a_question_mark_would_cut_is_refused(url: str) -> None:
+    with pytest.raises(DatabaseUrlInvalid, match="as %3F"):
         parse_url(url)
 
 
