@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from pathlib import Path
 
 from cli.config_file import ORIGIN_VARIABLE, from_file
@@ -19,9 +21,15 @@ from cli.config_file import ORIGIN_VARIABLE, from_file
 GRACE_S = 30.0
 TERMINATE_S = 5.0
 #: lines of a child kept to show when it fails
-KEPT_LINES = 40
+KEPT_LINES = 200
 #: the variable with which a child is told whom to die with
 PARENT_VARIABLE = "SHARDQ_PARENT_PID"
+
+#: how a line of our own logs begins, for people or as JSON, and the levels that tell of a fault
+_LOGGED = re.compile(r"\d\d:\d\d:\d\d \[|\{")
+_GRAVE = re.compile(r"\S+ \[(error|critical) *\]|\{.*\"level\": ?\"(error|critical)\"")
+#: in what a head's front logged: it may be at fault as little as any other process that lost its engine
+_FRONT = re.compile(r"\] front-\d+ |\"front-\d+\"")
 
 LineSink = Callable[[str, str], None]
 
@@ -82,6 +90,43 @@ class Child:
     def tail_of_log(self) -> str:
         """The last lines it wrote."""
         return "\n".join(self.lines)
+
+    def how_it_ended(self) -> str:
+        """By which status or signal an ended child ended, and the line that says why."""
+        number = self.process.returncode
+        how = f"ended with status {number}" if number >= 0 else f"was ended by {_signal_name(-number)}"
+        return f"{how}: {explanation(self.lines)}"
+
+
+def explanation(lines: Iterable[str]) -> str:
+    """Of a failed process' last lines the one that says why, without the prefix of our own errors.
+
+    It is seldom the last: who depended on the process complains behind it. Our own error says most, then what did not
+    come from our logs (a runtime that gives up writes past them), then what was logged as a fault.
+    """
+    written = [line for line in lines if line.strip()]
+    own = [line.removeprefix("Error: ") for line in written if line.startswith("Error: ")]
+    grave = [line for line in written if _GRAVE.match(line) and not _FRONT.search(line)]
+    if told := own or _outcry(written) or grave:
+        return told[-1]
+    return f"no reason given, its last line: {written[-1]}" if written else "it said nothing"
+
+
+def _outcry(lines: list[str]) -> list[str]:
+    """The line of the last ones past our logs that says what happened, alone: a traceback's last, else the first."""
+    runs = [list(run) for is_logged, run in groupby(lines, key=lambda line: bool(_LOGGED.match(line))) if not is_logged]
+    if not runs:
+        return []
+    flush = [line for line in runs[-1] if not line[0].isspace()] or runs[-1]
+    return flush[-1:] if any(line.startswith("Traceback (") for line in flush) else flush[:1]
+
+
+def _signal_name(number: int) -> str:
+    try:
+        name = signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+    return f"{name}, as the system does where memory runs out" if name == "SIGKILL" else name
 
 
 class Processes:

@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -13,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 
 from cli.errors import StackFailed
-from cli.processes import Child, LineSink, Processes, shardq_argv
+from cli.processes import Child, LineSink, Processes, explanation, shardq_argv
 from cli.settings import Addresses, RunningStack
 from relay.embedded import EmbeddedRedis
 from storage.addresses import sqlite_url
@@ -25,8 +26,10 @@ from tasks.settings import TaskSettings
 STOP_ORDER = ("flower", "head", "tail", "bookkeeper")
 #: seconds from the start of head and tail until jobs can run
 READY_TIMEOUT_S = 600.0
-#: a child that ends sooner than this is not started again
+#: a child that ends sooner than this has ended early
 STABLE_S = 20.0
+#: ends in a row that may be early: more than the tries of a job over which engines die, so that it ends before we do
+MOST_EARLY_ENDS = 10
 #: head and tail share the cores: a thread that waits must not spin on one that the other needs
 SHARED_CORES = {"OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "PASSIVE")}
 #: seconds before an ended child is started again
@@ -60,6 +63,7 @@ class Stack:
         self._processes = Processes(sink)
         self._argv: dict[str, list[str]] = {}
         self._addresses: Addresses | None = None
+        self._early_ends: Counter[str] = Counter()
 
     @property
     def addresses(self) -> Addresses:
@@ -112,8 +116,8 @@ class Stack:
         child.reader.join(timeout=2)
         self._processes.forget("model")
         if child.returncode != 0:
-            raise StackFailed(_last_line(child.tail_of_log()))
-        prepared.remember(_last_line(child.tail_of_log()))
+            raise StackFailed(explanation(child.lines))
+        prepared.remember(child.lines[-1] if child.lines else "")
 
     def start_workers(self) -> None:
         """Start bookkeeper, tail, head and Flower."""
@@ -152,14 +156,17 @@ class Stack:
     def check(self) -> None:
         """Raise StackFailed if a process ended by itself."""
         for child in self._processes.ended():
-            raise StackFailed(f"{child.name} ended with status {child.returncode}: {_last_line(child.tail_of_log())}")
+            raise StackFailed(f"{child.name} {child.how_it_ended()}")
 
     def restart_ended(self, report: Callable[[str], None]) -> None:
-        """Start processes again that ended after they had been stable; raise StackFailed for the others."""
+        """Start processes again that ended; raise StackFailed for one that ended early too many times in a row."""
         for child in self._processes.ended():
-            if time.monotonic() - child.started < STABLE_S:
-                self.check()
-            report(f"{child.name} ended with status {child.returncode}; starting it again")
+            is_early = time.monotonic() - child.started < STABLE_S
+            self._early_ends[child.name] = self._early_ends[child.name] + 1 if is_early else 0
+            if self._early_ends[child.name] > MOST_EARLY_ENDS:
+                times = f"{self._early_ends[child.name]} times in a row, each within {STABLE_S:g} s of its start"
+                raise StackFailed(f"{child.name} {child.how_it_ended()} ({times})")
+            report(f"{child.name} {child.how_it_ended()}; starting it again")
             self._processes.forget(child.name)
             time.sleep(RESTART_PAUSE_S)
             self._processes.start(child.name, self._argv[child.name], self._environment())
@@ -210,9 +217,3 @@ def _only_one(data_dir: Path) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
-
-
-def _last_line(text: str) -> str:
-    """What a failed process said last, without the prefix of our own errors."""
-    lines = [line for line in text.splitlines() if line.strip()]
-    return lines[-1].removeprefix("Error: ") if lines else "it said nothing"

@@ -7,13 +7,16 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from cli.errors import StackFailed
-from cli.processes import Processes, child_environment, shardq_argv
-from cli.stack import Stack, StackOptions
+from cli.processes import Processes, child_environment, explanation, shardq_argv
+from cli.stack import MOST_EARLY_ENDS, Stack, StackOptions
 
 #: writes "ready", then notes the signal it gets
 POLITE = """
@@ -97,7 +100,92 @@ def test_a_child_that_ends_by_itself_is_reported_with_its_last_lines() -> None:
     child.process.wait(30)
     (ended,) = processes.ended()
     assert ended.returncode == 3
-    assert ended.tail_of_log() == "why"
+    assert ended.how_it_ended() == "ended with status 3: why"
+
+
+@pytest.mark.parametrize(
+    ("number", "name"),
+    [(signal.SIGABRT, "SIGABRT"), (signal.SIGKILL, "SIGKILL, as the system does where memory runs out")],
+)
+def test_a_child_that_a_signal_ended_is_reported_with_the_signal(number: signal.Signals, name: str) -> None:
+    processes = Processes(Lines())
+    code = f"import os; print('memory allocation of 9 bytes failed', flush=True); os.kill(os.getpid(), {int(number)})"
+    child = processes.start("brief", python(code), {})
+    child.process.wait(30)
+    (ended,) = processes.ended()
+    assert ended.how_it_ended() == f"was ended by {name}: memory allocation of 9 bytes failed"
+
+
+FRONTS = [
+    "01:02:41 [warning  ] front-5 lost the engine: EOFError:",
+    "01:02:41 [warning  ] front-1 lost the engine: EOF",
+]
+ABORT = [
+    "01:02:40 [info     ] front-1 job taken attempt=1 job=batch_3-6",
+    "memory allocation of 268435456 bytes failed",
+    "stack backtrace:",
+    "note: Some details are omitted",
+    *FRONTS,
+]
+TRACEBACK = [
+    "01:00:30 [critical ] tail nobody caught ValueError in hello-watcher",
+    "Traceback (most recent call last):",
+    '  File "worker.py", line 232, in run',
+    "ValueError: I/O operation on closed file.",
+]
+
+
+@pytest.mark.parametrize(
+    ("lines", "why"),
+    [
+        (ABORT, "memory allocation of 268435456 bytes failed"),
+        (TRACEBACK, "ValueError: I/O operation on closed file."),
+        (["Error: can't start new thread", *TRACEBACK], "can't start new thread"),
+        (
+            ["Fatal Python error: Segmentation fault", "", "Current thread 0x1:", *FRONTS],
+            "Fatal Python error: Segmentation fault",
+        ),
+        (["01:02:40 [error    ] head out of room", *FRONTS], "01:02:40 [error    ] head out of room"),
+        (
+            ['{"level": "error", "event": "no room"}', '{"level": "info", "event": "x"}'],
+            '{"level": "error", "event": "no room"}',
+        ),
+        (FRONTS, f"no reason given, its last line: {FRONTS[-1]}"),
+        ([], "it said nothing"),
+    ],
+)
+def test_the_line_that_explains_an_end_is_found_above_the_last(lines: list[str], why: str) -> None:
+    assert explanation(lines) == why
+
+
+@contextmanager
+def stack_whose_processes_run(code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stack]:
+    monkeypatch.setattr("cli.stack.RESTART_PAUSE_S", 0.0)
+    monkeypatch.setattr("cli.stack.STABLE_S", 3600.0)
+    monkeypatch.setattr("cli.stack.shardq_argv", lambda *_: python(code))
+    with Stack(tmp_path, StackOptions(model="m"), Lines()) as stack:
+        stack.start_workers()
+        yield stack
+
+
+def serve(stack: Stack, reported: list[str]) -> None:
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        stack.restart_ended(reported.append)
+
+
+def test_a_process_that_dies_again_and_again_is_started_again_and_in_the_end_named_with_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = "import os; print('memory allocation failed', flush=True); os.abort()"
+    reported: list[str] = []
+    with stack_whose_processes_run(code, tmp_path, monkeypatch) as stack, pytest.raises(StackFailed) as failed:
+        serve(stack, reported)
+    assert max(Counter(reported).values()) == MOST_EARLY_ENDS
+    assert " was ended by SIGABRT: memory allocation failed; starting it again" in reported[0]
+    assert "was ended by SIGABRT: memory allocation failed (11 times in a row, each within 3600 s of" in str(
+        failed.value
+    )
 
 
 def test_a_worker_ends_when_the_process_that_started_it_is_killed(redis_url: str, tmp_path: Path) -> None:
