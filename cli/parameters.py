@@ -114,8 +114,6 @@ def defaults_of(model: str | None, map_model: dict[str, str], any_model: bool, p
     """What the options say. Raises InputRefused, which names the option."""
     given = {name: list(value) if isinstance(value, tuple) else value for name, value in parameters.items()}
     wanted = {name: None if value in ([], {}) else value for name, value in given.items()}
-    if any_model and map_model:
-        raise InputRefused("--any-model: expected without --map-model: it leaves nothing to map")
     try:
         return Defaults.of(model=model, map_model=map_model, any_model=any_model, **wanted)
     except ParameterInvalid as error:

@@ -99,6 +99,8 @@ class Defaults:
         names = dict(map_model or {})
         for name in (*names.keys(), *names.values()):
             check("map_model", _name, name)
+        if any_model and names:
+            raise ParameterInvalid("any_model", "expected without map_model: it leaves nothing to map")
         return cls(_optional_name("model", model), read_parameters(parameters), names, any_model)
 
     def model_of(self, name: str | None) -> str | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal, Self
@@ -57,6 +57,9 @@ class Client:
         *,
         name: str | None = None,
         model: str | None = None,
+        map_model: Mapping[str, str] | None = None,
+        any_model: bool = False,
+        expect_model: str | Collection[str] = (),
         priority: int | None = None,
         expires_in: str | float | None = None,
         reuse: bool = False,
@@ -74,7 +77,18 @@ class Client:
         from cli.client.orders import order_of
         from cli.client.source import opened
 
-        order = order_of(name, model, priority, expires_in, reuse, on_invalid, parameters)
+        order = order_of(
+            name=name,
+            model=model,
+            map_model=map_model,
+            any_model=any_model,
+            expect_model=expect_model,
+            priority=priority,
+            expires_in=expires_in,
+            reuse=reuse,
+            on_invalid=on_invalid,
+            **parameters,
+        )
         with opened(source, self._voice) as stream:
             return self.place(stream, self._checked(stream, order), order)
 

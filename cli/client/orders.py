@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from typing import Any
 
 from cli.client.transport import Order
@@ -15,25 +15,32 @@ from tasks.openai_batch import Defaults
 
 
 def order_of(
+    *,
     name: str | None,
-    model: str | None,
+    expect_model: str | Collection[str],
     priority: int | None,
     expires_in: str | float | None,
     reuse: bool,
     on_invalid: str,
-    parameters: Mapping[str, Any],
+    **defaults: Any,
 ) -> Order:
-    """Raises InputRefused, which names the keyword."""
+    """Raises InputRefused, which names the keyword. `defaults`: those of `Defaults.of`."""
     if on_invalid not in ("reject", "skip"):
         raise InputRefused(f'on_invalid: expected "reject" or "skip", got {on_invalid!r}')
     if priority is not None and priority not in PRIORITIES:
         raise InputRefused(f"priority: expected {PRIORITIES[0]} to {PRIORITIES[-1]}, got {priority!r}")
     try:
-        defaults = Defaults.of(model=model, **parameters)
+        checked = Defaults.of(**defaults)
     except ParameterInvalid as error:
         raise InputRefused(f"{error.field or 'model'}: {error.message}") from error
     return Order(
-        name, defaults, on_invalid == "skip", priority=priority, expires_in_s=duration_of(expires_in), reuse=reuse
+        name,
+        checked,
+        on_invalid == "skip",
+        priority=priority,
+        expires_in_s=duration_of(expires_in),
+        reuse=reuse,
+        expected=frozenset([expect_model] if isinstance(expect_model, str) else expect_model),
     )
 
 

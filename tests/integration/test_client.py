@@ -240,7 +240,7 @@ def test_a_refusal_says_what_the_command_line_says(client: Client, run: Shardq, 
         client.submit(items, **keywords)
     lines = [json.dumps(item if isinstance(item, dict) else {"prompt": item}) for item in items]
     result = run("submit", *options, "-", stdin="\n".join(lines).encode())
-    assert error_of(result) == f"Error: {refusal.value}"
+    assert result.stderr == f"Error: {refusal.value}\n"
     assert result.exit_code == refusal.value.exit_code
 
 
@@ -268,6 +268,7 @@ def test_bad_keywords_are_named(client: Client) -> None:
     for keywords, message in (
         ({"temperature": 9}, "temperature: expected"),
         ({"temprature": 1}, "temprature: "),
+        ({"any_model": True, "map_model": {"a": "b"}}, "any_model: expected without map_model"),
         ({"priority": 11}, "priority: expected 0 to 9, got 11"),
         ({"expires_in": "soon"}, "expires_in: expected a duration"),
         ({"on_invalid": "ignore"}, 'on_invalid: expected "reject" or "skip"'),
@@ -275,6 +276,15 @@ def test_bad_keywords_are_named(client: Client) -> None:
         with pytest.raises(InputRefused) as refusal:
             client.submit(["a"], **keywords)
         assert message in str(refusal.value)
+
+
+def test_lines_for_other_models_are_sent_to_a_served_one(client: Client, run: Shardq) -> None:
+    items = [{"prompt": "a", "model": "gpt-4o-mini"}]
+    for keywords in ({"map_model": {"gpt-4o-mini": "tiny"}}, {"any_model": True}):
+        assert {job.model for job in run.jobs(client.submit(items, **keywords).id).values()} == {"tiny"}
+    later = client.submit(["a"], expect_model="later")
+    assert {job.model for job in run.jobs(later.id).values()} == {"later"}
+    assert any("first head that serves 'later'" in reason for reason in later.obstacles())
 
 
 def test_bad_lines_can_be_left_out(client: Client) -> None:

@@ -209,7 +209,7 @@ def test_a_check_says_which_models_lines_are_for(run: Shardq) -> None:
         (["--map-model", "gpt"], "'gpt' is not NAME=SERVED"),
         (["--map-model", "gpt="], "'gpt=' is not NAME=SERVED"),
         (["--map-model", "a=b", "--map-model", "a=c"], "'a' has two served names"),
-        (["--map-model", "a=b", "--any-model"], "--any-model: expected without --map-model"),
+        (["--map-model", "a=b", "--any-model"], "--any-model: expected without map_model"),
     ],
 )
 def test_a_mapping_that_means_nothing_is_wrong_usage(run: Shardq, options: list[str], message: str) -> None:
