@@ -20,7 +20,11 @@ def confirm(what: str, *, yes: bool) -> None:
         return
     if not is_terminal():
         raise NotConfirmed(f"{what}: not done, there is nobody to ask; say --yes")
-    if not click.confirm(f"{what}: it cannot be undone. Go on?", err=True):
+    try:
+        goes_on = click.confirm(f"{what}: it cannot be undone. Go on?", err=True)
+    except click.Abort as error:
+        raise KeyboardInterrupt from error
+    if not goes_on:
         raise CliError("nothing was done")
 
 

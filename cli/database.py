@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from cli.errors import ExitCode
+from cli.interruption import interruptible
 from storage.batch_records import Counts
 from storage.database import Database
 from storage.settings import StorageSettings
@@ -14,8 +15,12 @@ from storage.settings import StorageSettings
 @contextmanager
 def opened(busy_timeout_ms: int | None = None) -> Iterator[Database]:
     """The configured database, open for the length of a block; see `Database.open`."""
-    with Database.open(StorageSettings().database_url, busy_timeout_ms=busy_timeout_ms) as database:
+    database = Database.open(StorageSettings().database_url, busy_timeout_ms=busy_timeout_ms)
+    try:
         yield database
+    finally:
+        with interruptible(lambda: "the work was done"):
+            database.close()
 
 
 def exit_code(counts: Counts) -> ExitCode:

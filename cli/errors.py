@@ -11,6 +11,9 @@ ShardqError (1)
 └── CliError (1)
     ├── NotConfirmed (2)
     └── StackFailed (1)
+
+KeyboardInterrupt
+└── Interrupted (130)
 """
 
 from __future__ import annotations
@@ -43,6 +46,14 @@ class ShardqError(Exception):
     exit_code = ExitCode.ERROR
 
     def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.message = message
+
+
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C; `message` says what it left behind and how to go on, and is empty where that was told before."""
+
+    def __init__(self, message: str = "") -> None:
         super().__init__(message)
         self.message = message
 

@@ -19,19 +19,17 @@ def follow_to_end(batch: Batch, *, output: Path | None = None, as_json: bool) ->
     """Show progress until the batch has ended, then what came out; what the command exits with.
 
     `output`: a file for the results; with `-` stdout is theirs alone. Ctrl-C leaves the batch alone.
-    Raises CliError, after all else, if they cannot be written.
+    Raises Interrupted, and CliError, after all else, if they cannot be written.
     """
-    try:
+    with batch.left_alone():
         batch.wait()
-    except KeyboardInterrupt:
-        return ExitCode.INTERRUPTED
-    unwritten = _try_to_write(batch, output) if output is not None else None
-    figures = batch.figures()
-    with redirect_stdout(sys.stderr) if output == STDOUT else nullcontext():
-        if as_json:
-            print_json(batch_json(batch.row, figures))
-        else:
-            print_batch(batch.row, figures)
+        unwritten = _try_to_write(batch, output) if output is not None else None
+        figures = batch.figures()
+        with redirect_stdout(sys.stderr) if output == STDOUT else nullcontext():
+            if as_json:
+                print_json(batch_json(batch.row, figures))
+            else:
+                print_batch(batch.row, figures)
     if unwritten is not None:
         raise unwritten
     return exit_code(batch.counts)

@@ -18,7 +18,7 @@ import click
 from cli.broken_pipe import drop_the_rest, reader_may_leave
 from cli.control_characters import visible, visible_lines
 from cli.destination import let_streams_take_any_text
-from cli.errors import ExitCode, ShardqError
+from cli.errors import ExitCode, Interrupted, ShardqError
 from cli.manner import Manner
 from cli.next_steps import with_next_step
 from relay.installed import installed_version
@@ -145,7 +145,12 @@ class Commands(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         with reader_may_leave():
-            return super().invoke(ctx)
+            try:
+                return super().invoke(ctx)
+            except KeyboardInterrupt as error:
+                # what changes anything says itself what it leaves behind
+                left = error.message if isinstance(error, Interrupted) else "nothing was changed"
+                raise click.exceptions.Exit(_interrupted(left)) from error
 
 
 def _anywhere_first(args: list[str]) -> list[str]:
@@ -170,7 +175,7 @@ def _anywhere_first(args: list[str]) -> list[str]:
 def _exit_code(run: Callable[[], Any]) -> int:
     try:
         result = run()
-    except click.Abort:
+    except click.Abort:  # before any command began
         return ExitCode.INTERRUPTED
     except ShardqError as error:
         # Lists of bad lines are the one message that takes several lines.
@@ -185,6 +190,14 @@ def _exit_code(run: Callable[[], Any]) -> int:
         click.echo(f"Error: {visible(_without_passwords(_describe(error)))}", err=True)
         return ExitCode.ERROR
     return result if isinstance(result, int) else ExitCode.OK
+
+
+def _interrupted(left: str) -> ExitCode:
+    """Say what Ctrl-C left behind; what the command exits with."""
+    if left:
+        # below the `^C` that a terminal shows
+        click.echo("\n" * sys.stderr.isatty() + f"Interrupted: {visible_lines(left)}", err=True)
+    return ExitCode.INTERRUPTED
 
 
 def _without_passwords(text: str) -> str:

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from cli.client.client import Client
 from cli.client.local import Local
 from cli.client.voice import Display
+from cli.interruption import interruptible
 from cli.output import note, warn
 from cli.ticker import Ticker
 from cli.watch import make_display
@@ -32,5 +33,9 @@ class Terminal:
 @contextmanager
 def opened_client() -> Iterator[Client]:
     """The client of this installation, open for the length of a block. Raises SettingInvalid, Unavailable."""
-    with Client(Local.open({})) as client:
+    client = Client(Local.open({}))
+    try:
         yield client
+    finally:
+        with interruptible(lambda: "the work was done"):
+            client.close()

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import os
-import signal
 import socket
 import threading
 import time
@@ -18,7 +17,6 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from types import FrameType
 
 import redis
 
@@ -198,15 +196,12 @@ def _attempt(work: Callable[[], object], failures: list[Exception]) -> None:
         failures.append(error)
 
 
-def run(database: Database, settings: BookkeeperSettings, stop: threading.Event | None = None) -> None:
-    """Keep books until `stop` is set or the process gets SIGTERM or SIGINT (in a main thread only).
+def run(database: Database, settings: BookkeeperSettings, stop: threading.Event) -> None:
+    """Keep books until `stop` is set.
 
     Waits for a queue server that does not answer. Raises QueueRefused for one that will not let us in, and
     MetricsRefused if `/metrics` cannot be served where the settings say.
     """
-    stop = stop or threading.Event()
-    if threading.current_thread() is threading.main_thread():
-        _stop_on_signals(stop)
     client = connect(settings)
     try:
         ping(client)
@@ -234,11 +229,3 @@ def _close(bookkeeper: Bookkeeper) -> None:
         bookkeeper.close()
     except TaskError as error:
         log.warning("another bookkeeper can start in %d s: %s", TENURE_MS // 1000, error)
-
-
-def _stop_on_signals(stop: threading.Event) -> None:
-    def handle(number: int, frame: FrameType | None) -> None:
-        stop.set()
-
-    signal.signal(signal.SIGTERM, handle)
-    signal.signal(signal.SIGINT, handle)

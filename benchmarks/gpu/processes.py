@@ -6,12 +6,15 @@ All settings come from the environment, as those of `shardq head` and `shardq ta
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from benchmarks.gpu.profiler import BusyMeter
 from benchmarks.gpu.replay import ReplayDrafter, acceptance_for
+from cli.errors import Interrupted
+from cli.interruption import stop_on_signals
 from cli.processes import die_with_parent
 from tasks.logs import configure
 from workers.engine.loader import load_config
@@ -42,11 +45,12 @@ def main(part: str) -> None:
     bench = BenchSettings()
     if bench.busy is not None:
         BusyMeter(bench.busy)
-    if part == "tail":
-        run_tail(TailSettings())  # type: ignore[call-arg]
-    else:
-        settings = HeadSettings()  # type: ignore[call-arg]
-        run_head(settings, _replaying(bench) if bench.tokens_per_round else load_drafter)
+    with suppress(Interrupted), stop_on_signals("the benchmark is over") as stop:
+        if part == "tail":
+            run_tail(TailSettings(), stop)  # type: ignore[call-arg]
+        else:
+            make = _replaying(bench) if bench.tokens_per_round else load_drafter
+            run_head(HeadSettings(), stop, make)  # type: ignore[call-arg]
 
 
 def _replaying(bench: BenchSettings) -> Replaying:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Self
 
 from cli.client.transport import Retried, RetryOrder, Transport
 from cli.client.voice import Silence, Voice
 from cli.errors import Unavailable
+from cli.interruption import interruptible
 from storage.batch_records import BatchFigures, BatchRow, Counts
 from storage.job_records import JobRow, Stopped
 from storage.states import TERMINAL_STATES, TERMINAL_STATUSES, BatchStatus, JobState
@@ -78,18 +80,18 @@ class Batch:
     def wait(self, *, progress: bool = True, on_poll: Callable[[], None] = lambda: None) -> Self:
         """Return once the last job has ended. `on_poll` is called at every look.
 
-        Ctrl-C leaves the batch alone, and says so before it goes on as KeyboardInterrupt.
+        Ctrl-C leaves the batch alone: Interrupted, a KeyboardInterrupt, says so.
         """
         from cli.client.waiting import follow
 
         display = self._voice.display() if progress else Silence()
-        try:
+        with self.left_alone():
             follow(self._transport, self.row, display, on_poll)
-        except KeyboardInterrupt:
-            ways = f"`shardq status {self.id}`, or stop it with `shardq cancel {self.id}`"
-            self._voice.note(f"the batch goes on without you: {ways}")
-            raise
         return self.refresh()
+
+    def left_alone(self) -> AbstractContextManager[None]:
+        """A block in which Ctrl-C leaves the batch alone, and says so as Interrupted."""
+        return interruptible(lambda: goes_on(self.refresh().row))
 
     def jobs(self, wanted: JobFilter, *, logprobs: bool = False) -> Iterator[JobRow]:
         """Its ended jobs that meet the filter, in input order and bounded memory."""
@@ -133,10 +135,11 @@ class Batch:
         """As `retry`, with what became of it. Says what is left out, and why nothing runs if nothing does."""
         from cli.client.retrying import remarks
 
-        retried = self._transport.retry(self.row, order)
-        if retried.number:
-            feed(self._transport, self._voice)
-        self.refresh()
+        with self.left_alone():
+            retried = self._transport.retry(self.row, order)
+            if retried.number:
+                feed(self._transport, self._voice)
+            self.refresh()
         for remark in remarks(self.row, order, retried):
             self._voice.note(remark)
         return retried
@@ -146,6 +149,16 @@ class Batch:
         stopped = cancel(self._transport, self._voice, self.row)
         self.refresh()
         return stopped
+
+
+def goes_on(row: BatchRow) -> str:
+    """Said of a batch that was queued, to whoever does not wait for its end."""
+    if row.status in TERMINAL_STATUSES:
+        return f"{row.id} has ended: `shardq status {row.id}` says how, `shardq results {row.id}` what came out"
+    return (
+        f"{row.id} is queued and goes on without you: `shardq status {row.id} --watch` shows its progress, "
+        f"`shardq results {row.id}` what came out, `shardq cancel {row.id}` stops it"
+    )
 
 
 def feed(transport: Transport, voice: Voice) -> None:

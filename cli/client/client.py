@@ -104,10 +104,12 @@ class Client:
         models = self._transport.models().expecting(order.expected)
         refuse_unserved(stream, check, order, models, self._voice, tell or nowhere)
         written = self._transport.write(stream, order, models, check.endpoint, self._voice)
-        for remark in remarks(written, order):
-            self._voice.note(remark)
-        feed(self._transport, self._voice)
-        return self._batch(written.batch).refresh()
+        batch = self._batch(written.batch)
+        with batch.left_alone():
+            for remark in remarks(written, order):
+                self._voice.note(remark)
+            feed(self._transport, self._voice)
+            return batch.refresh()
 
     def batch(self, reference: str) -> Batch:
         """The batch with this id, beginning of one, or name. Raises NotFound."""

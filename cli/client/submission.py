@@ -8,23 +8,26 @@ from itertools import islice
 from shlex import quote
 from typing import BinaryIO
 
+from cli.client.batch import goes_on
 from cli.client.input_file import Check, ErrorSink, digest, error_report, nowhere, requests
 from cli.client.references import check_name
 from cli.client.transport import Models, Order, Written
 from cli.client.voice import Voice
-from cli.errors import InputRefused, Refused
+from cli.errors import InputRefused, Interrupted, Refused
 from cli.output import counted, moment
 from storage.batch_records import DEFAULT_PRIORITY, NewBatch, Submission
-from storage.batches import add_jobs, begin_submission, discard_batch, publish_batch
+from storage.batches import add_jobs, begin_submission, discard_batch, get_batch, publish_batch
 from storage.database import Database
-from storage.errors import NameTaken, StorageError
+from storage.errors import BatchNotFound, NameTaken, StorageError
 from storage.job_records import NewJob
 from storage.reuse import reuse_results
-from storage.states import TERMINAL_STATUSES
+from storage.states import TERMINAL_STATUSES, BatchStatus
 from tasks.errors import ModelNameInvalid
 from tasks.heads import check_model_name
 from tasks.openai_batch import LineError, ParsedJob
 
+#: said of a submission that Ctrl-C ended in time
+NOTHING_QUEUED = "nothing was queued: the same command does it again"
 #: jobs written in one transaction
 CHUNK_JOBS = 1000
 #: served names, and names that are not served, that an error lists
@@ -140,7 +143,8 @@ def write_batch(
 ) -> Written:
     """Read the file a second time and write its jobs, or find the batch that was submitted before.
 
-    Nothing of it can be seen by anybody before all of it is written. Raises Refused if the name is taken.
+    Nothing of it can be seen by anybody before all of it is written. Raises Refused if the name is taken, and
+    Interrupted, which says what stands in the database.
     """
     file_hash = digest(stream)
     submission = _begin(database, order, file_hash, endpoint)
@@ -180,10 +184,30 @@ def _begin(database: Database, order: Order, file_hash: str, endpoint: str | Non
 def _discarded_on_failure(database: Database, submission: Submission) -> Iterator[None]:
     try:
         yield
+    except KeyboardInterrupt as error:
+        _discard(database, submission)
+        raise Interrupted(_left(database, submission.batch.id)) from error
     except BaseException:
-        with suppress(StorageError):  # the first error is the one to be told
-            discard_batch(database, submission)
+        _discard(database, submission)
         raise
+
+
+def _discard(database: Database, submission: Submission) -> None:
+    with suppress(StorageError):  # what came before is what is to be told
+        discard_batch(database, submission)
+
+
+def _left(database: Database, batch_id: str) -> str:
+    """What an interrupted submission leaves behind: Ctrl-C may have come just after its last step."""
+    try:
+        batch = get_batch(database, batch_id)
+    except BatchNotFound:
+        return NOTHING_QUEUED
+    except StorageError as error:
+        return f"{error}; `shardq status {batch_id}` will say whether it was queued"
+    if batch.status != BatchStatus.VALIDATING:
+        return goes_on(batch)
+    return f"{NOTHING_QUEUED} (`shardq delete {batch_id}` removes what was written of it)"
 
 
 def _write_jobs(

@@ -10,11 +10,12 @@ from cli.batches import batch_json
 from cli.client.batch import Batch
 from cli.client.client import Client
 from cli.errors import ExitCode
+from cli.interruption import interruptible
 from cli.options import broker_option, database_option, insecure_option, json_option
 from cli.output import counted, note, print_json
 from cli.terminal import opened_client
 from storage.job_records import JobRow, Stopped
-from storage.states import TERMINAL_STATES
+from storage.states import TERMINAL_STATES, BatchStatus
 
 
 @click.command("cancel")
@@ -42,16 +43,20 @@ def cancel_command(ctx: click.Context, batch_or_job: str, wait: bool, as_json: b
 
 def _cancel(client: Client, reference: str, wait: bool, as_json: bool) -> ExitCode:
     target = client.find(reference)
-    stopped = client.cancel(target)
-    note(f"{target.id} was cancelled before" if stopped is None else _summary(target, stopped))
-    if wait:
-        try:
+    with interruptible(lambda: _left(target)):
+        stopped = client.cancel(target)
+        note(f"{target.id} was cancelled before" if stopped is None else _summary(target, stopped))
+        if wait:
             client.wait_for_stop(target)
-        except KeyboardInterrupt:
-            note(f"it goes on stopping without you: `shardq status {_batch_id(target)}`")
-            return ExitCode.INTERRUPTED
-    _print(client, target, stopped or Stopped(0, 0), as_json)
+        _print(client, target, stopped or Stopped(0, 0), as_json)
     return ExitCode.OK
+
+
+def _left(target: Batch | JobRow) -> str:
+    """What an interrupted cancelling leaves behind."""
+    if isinstance(target, Batch) and target.refresh().status == BatchStatus.IN_PROGRESS:
+        return f"{target.id} was not cancelled"
+    return f"what was decided stands, and stops without you: `shardq status {_batch_id(target)}`"
 
 
 def _summary(target: Batch | JobRow, stopped: Stopped) -> str:

@@ -20,6 +20,7 @@ from cli.client.input_file import check_input, open_input
 from cli.client.transport import Order
 from cli.database import exit_code
 from cli.errors import CliError, ShardqError
+from cli.interruption import interruptible
 from cli.options import json_option
 from cli.output import note, print_json
 from cli.packaged_model import NAME, find
@@ -83,7 +84,8 @@ def demo_command(ctx: click.Context, model: str | None, draft_length: int, as_js
     data_dir = CliSettings().data_dir / "demo"
     # As Ctrl-C: leave in order.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    with LogFiles(data_dir / "logs") as sink:
+    left = f"everything was stopped; the next demo begins anew (logs of this one: {data_dir / 'logs'})"
+    with interruptible(lambda: left), LogFiles(data_dir / "logs") as sink:
         stack = Stack(data_dir, arguments, sink)
         with _pointing_at_logs(data_dir / "logs"), stack, client_of(stack) as client:
             batch = run_prompts(stack, client)

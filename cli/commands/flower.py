@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
+import threading
 from typing import Any
 
 import click
 
-from cli.errors import CliError
+from cli.errors import CliError, Interrupted
 from cli.options import broker_option, insecure_option, log_option
 from cli.processes import die_with_parent
 
@@ -70,8 +72,30 @@ def flower_command(port: int, address: str, max_tasks: int, url_prefix: str | No
     remove_blocked()
     # its questions to workers are not sent, which is nothing to warn of
     logging.getLogger("flower.inspector").setLevel(logging.ERROR)
-    log.info("the dashboard is at http://%s:%d/%s", address, port, (url_prefix or "").strip("/"))
-    app.start(["--quiet", "flower", *_arguments(port, address, max_tasks, url_prefix)])
+    url = f"http://{address}:{port}/{(url_prefix or '').strip('/')}"
+    _serve(url, ["--quiet", "flower", *_arguments(port, address, max_tasks, url_prefix)])
+
+
+def _serve(url: str, arguments: list[str]) -> None:
+    """Run Flower until it is told to end. Raises Interrupted after Ctrl-C, for Flower a plain end."""
+    from tasks.app import app
+
+    interrupted = threading.Event()
+
+    def handle(number: int, frame: object) -> None:
+        interrupted.set()
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGINT, handle)
+    try:
+        log.info("the dashboard is at %s", url)
+        app.start(arguments)
+    except (KeyboardInterrupt, SystemExit, click.Abort):
+        if not interrupted.is_set():
+            raise
+    if interrupted.is_set():
+        log.info("interrupted: jobs go on without the page, which begins empty when it is started again")
+        raise Interrupted
 
 
 def check_address(address: str, port: int) -> None:

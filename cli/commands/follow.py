@@ -10,6 +10,7 @@ from cli.client.references import batch_or_job
 from cli.database import opened
 from cli.destination import stdout_for_programs
 from cli.errors import CliError, ExitCode
+from cli.interruption import interruptible
 from cli.live_text import LiveText, stored_text
 from cli.options import broker_option, database_option, insecure_option, json_option
 from cli.output import note
@@ -51,14 +52,10 @@ def follow_command(ctx: click.Context, job: str, choice: int, as_json: bool) -> 
     with opened() as database, closing(connect(TaskSettings())) as client:
         row = _job(database, job)
         show = _Show(row.id, choice, as_json)
-        try:
+        with interruptible(show.interrupted):
             if row.state not in TERMINAL_STATES:
                 row = LiveText(database, client, row, choice, show.piece, note).to_the_end()
             ctx.exit(show.end(row, _again(database, row)))
-        except KeyboardInterrupt:
-            show.close()
-            note(f"the job goes on without you: `shardq follow {row.id}` takes it up again")
-            ctx.exit(ExitCode.INTERRUPTED)
 
 
 def _job(database: Database, reference: str) -> JobRow:
@@ -123,6 +120,11 @@ class _Show:
         """End the line that was begun."""
         if self._shown and not self._as_json and not self._shown.endswith("\n"):
             click.echo()
+
+    def interrupted(self) -> str:
+        """End the line; what goes on."""
+        self.close()
+        return f"the job goes on without you: `shardq follow {self._job_id}` takes it up again"
 
     def _line(self, values: dict[str, object]) -> None:
         # one line each, for those who read them as they come

@@ -18,6 +18,7 @@ from cli.hosting import certificates
 from cli.hosting.certificates import Certificates
 from cli.hosting.server_files import HeadName, ServerPlan, files, head_user, tail_user, write_files
 from cli.hosting.web_proxy import WEB_USER, password_file
+from cli.interruption import interruptible
 from cli.manner import manner
 from cli.options import refuse_password
 from cli.output import note
@@ -82,7 +83,8 @@ def init_server_command(directory: Path, database_url: str | None, **options: An
     """
     url = _database_url(database_url, manner().placed)
     plan = _plan(directory.expanduser().absolute(), database_url=url, **options)
-    _write(plan)
+    with interruptible(lambda: _left(plan.directory)):
+        _write(plan)
     note(f"wrote {plan.directory}: servers for {plan.host}, ports {plan.queue_port} (queue), {plan.wire_port} (wire)")
     for line in _next_steps(plan):
         click.echo(line)
@@ -177,6 +179,14 @@ def _write(plan: ServerPlan) -> None:
         raise CliError(f"cannot write {error.filename or directory}: {error.strerror} ({hint})") from error
     except OSError as error:
         raise CliError(f"cannot write {error.filename or directory}: {error.strerror}") from error
+
+
+def _left(directory: Path) -> str:
+    """What an interrupted writing leaves behind."""
+    there = sorted(path.name for path in directory.iterdir()) if directory.is_dir() else []
+    if not there:
+        return "nothing was written"
+    return f"{directory} is not whole: remove what stands in it ({', '.join(there)}), then run it again"
 
 
 def _next_steps(plan: ServerPlan) -> Iterator[str]:

@@ -7,6 +7,7 @@ from dataclasses import asdict
 import click
 
 from cli.errors import NotFound
+from cli.interruption import interruptible
 from cli.options import broker_option, insecure_option, json_option
 from cli.output import note, print_json, print_table, warn
 
@@ -107,9 +108,11 @@ def prepare(model: str, as_json: bool) -> None:
     with all layers' tensors. Says which tokens end a text, and warns if the chat template writes another one behind an
     answer. Heads and tails fetch and convert when they start, too.
     """
-    from cli.model_files import prepare_model
+    left = f"{model} is not prepared: the same command goes on with the files that have come"
+    with interruptible(lambda: left):
+        from cli.model_files import prepare_model
 
-    found = prepare_model(model)
+        found = prepare_model(model)
     if found.warning is not None:
         warn(found.warning)
     if as_json:

@@ -14,6 +14,7 @@ from cli.database import exit_code
 from cli.destination import STDOUT, refuse_same_file
 from cli.errors import ExitCode
 from cli.filters import filter_options, read_columns
+from cli.interruption import interruptible
 from cli.options import database_option
 from cli.output import warn
 from cli.result_files import FORMATS, Format, format_of
@@ -96,10 +97,19 @@ def results_command(
         one = client.batch(batch) if batch is not None else None
         source = one or client
         jobs = source.jobs(wanted, logprobs=chosen.name == "jsonl" and not columns)
-        chosen.write(_without_errors(jobs, errors, chosen.name), output)
+        with interruptible(lambda: _unwritten(output)):
+            chosen.write(_without_errors(jobs, errors, chosen.name), output)
         if errors is not None:
-            Format("jsonl").write(source.jobs(replace(wanted, states=NOT_DONE)), errors, "--errors")
+            with interruptible(lambda: _unwritten(errors)):
+                Format("jsonl").write(source.jobs(replace(wanted, states=NOT_DONE)), errors, "--errors")
     ctx.exit(_say_what_is_open(one.counts, is_filtered) if one else ExitCode.OK)
+
+
+def _unwritten(path: Path | None) -> str:
+    """What an interrupted writing leaves behind."""
+    if path is None or path == STDOUT:
+        return "not all lines were printed"
+    return f"{path} was not written: what it held before stays"
 
 
 def _say_what_is_open(counts: Counts, is_filtered: bool) -> ExitCode:

@@ -11,12 +11,13 @@ from cli.database import opened
 from cli.destination import STDOUT
 from cli.durations import age
 from cli.errors import CliError
+from cli.interruption import interruptible
 from cli.options import database_option, json_option
 from cli.output import counted, duration, note, print_json, size
 from storage.batch_records import BatchRow
 from storage.batches import get_batch
 from storage.database import Database
-from storage.errors import BatchOpen
+from storage.errors import BatchNotFound, BatchOpen
 from storage.retention import backup, delete_batch, ended_before, prune
 from storage.states import DELETABLE_STATUSES
 
@@ -44,8 +45,9 @@ def delete_command(batches: tuple[str, ...], yes: bool, as_json: bool) -> None:
         for row in rows:
             _check_ended(row)
         _show(rows)
-        confirm(f"delete {_both(rows)}", yes=yes)
-        deleted = [{"id": row.id, "jobs": _delete(database, row)} for row in rows]
+        with interruptible(lambda: _left(database, rows)):
+            confirm(f"delete {_both(rows)}", yes=yes)
+            deleted = [{"id": row.id, "jobs": _delete(database, row)} for row in rows]
     if as_json:
         print_json(deleted)
     else:
@@ -72,8 +74,9 @@ def prune_command(age_s: float, dry_run: bool, yes: bool, as_json: bool) -> None
         if rows:
             _show(rows)
         if rows and not dry_run:
-            confirm(f"delete {_both(rows)}", yes=yes)
-            deleted = set(prune(database, age_s))
+            with interruptible(lambda: _left(database, rows)):
+                confirm(f"delete {_both(rows)}", yes=yes)
+                deleted = set(prune(database, age_s))
             rows = [row for row in rows if row.id in deleted]
     if as_json:
         print_json({"dry_run": dry_run, "batches": [{"id": row.id, "jobs": row.counts.total} for row in rows]})
@@ -99,7 +102,7 @@ def backup_command(ctx: click.Context, file: Path, as_json: bool) -> None:
     """
     if file == STDOUT:
         raise click.UsageError("A backup is a file, not a stream: name it, as shardq.sqlite3.", ctx)
-    with opened() as database:
+    with opened() as database, interruptible(lambda: f"no backup was written to {file}"):
         backup(database, file)
     num_bytes = file.stat().st_size
     if as_json:
@@ -111,6 +114,25 @@ def backup_command(ctx: click.Context, file: Path, as_json: bool) -> None:
 def _check_ended(row: BatchRow) -> None:
     if row.status not in DELETABLE_STATUSES:
         raise CliError(f"{row.id} is {row.status}: stop it first with `shardq cancel {row.id} --wait`")
+
+
+def _left(database: Database, rows: list[BatchRow]) -> str:
+    """What an interrupted deletion leaves behind: batches go one by one, each as a whole."""
+    there = [row.id for row in rows if _exists(database, row.id)]
+    if len(there) == len(rows):
+        return "nothing was deleted"
+    if not there:
+        return f"deleted {_both(rows)}"
+    more = f" and {len(there) - SHOWN:,} more" if len(there) > SHOWN else ""
+    return f"deleted {len(rows) - len(there):,} of {_batches(rows)}; still there: {', '.join(there[:SHOWN])}{more}"
+
+
+def _exists(database: Database, batch_id: str) -> bool:
+    try:
+        get_batch(database, batch_id)
+    except BatchNotFound:
+        return False
+    return True
 
 
 def _delete(database: Database, row: BatchRow) -> int:
@@ -129,5 +151,8 @@ def _show(rows: list[BatchRow]) -> None:
 
 
 def _both(rows: list[BatchRow]) -> str:
-    batches = f"{len(rows):,} batch{'' if len(rows) == 1 else 'es'}"
-    return f"{batches} with {counted(sum(row.counts.total for row in rows), 'job')}"
+    return f"{_batches(rows)} with {counted(sum(row.counts.total for row in rows), 'job')}"
+
+
+def _batches(rows: list[BatchRow]) -> str:
+    return f"{len(rows):,} batch{'' if len(rows) == 1 else 'es'}"

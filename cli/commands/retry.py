@@ -71,13 +71,14 @@ def retry_command(
     with opened_client() as client:
         found = client.batch(batch)
         order = RetryOrder(states, frozenset(codes), jobs, expires_in_s)
-        retried = found.run_again(order)
-        if wait:
-            ctx.exit(follow_to_end(found, as_json=as_json))
-        if as_json:
-            print_json({**batch_json(found.row), "retried": retried.number})
-        elif retried.number:
-            _print_retried(found, retried.number)
+        with found.left_alone():
+            retried = found.run_again(order)
+            if wait:
+                ctx.exit(follow_to_end(found, as_json=as_json))
+            if as_json:
+                print_json({**batch_json(found.row), "retried": retried.number})
+            elif retried.number:
+                _print_retried(found, retried.number)
 
 
 def _print_retried(batch: Batch, number: int) -> None:

@@ -8,6 +8,7 @@ import click
 
 from cli.batches import batch_json, print_batch, print_batches
 from cli.database import exit_code
+from cli.follow import follow_to_end
 from cli.options import broker_option, database_option, insecure_option, json_option
 from cli.output import duration, figure, print_json, print_table, state, warn
 from cli.reasons import System
@@ -19,26 +20,32 @@ RECENT = 10
 
 @click.command("status")
 @click.argument("batch", required=False)
+@click.option("--watch", is_flag=True, help="Show a batch's progress until its last job has ended.")
 @json_option
 @database_option
 @broker_option
 @insecure_option
 @click.pass_context
-def status_command(ctx: click.Context, batch: str | None, as_json: bool) -> None:
+def status_command(ctx: click.Context, batch: str | None, watch: bool, as_json: bool) -> None:
     """How far a batch is, or how the whole system is.
 
-    BATCH is an id, the beginning of one, or a name. Exit status: 0 if every job succeeded, 3 if one failed, was
-    cancelled or expired, 4 while jobs are open.
+    BATCH is an id, the beginning of one, or a name. With --watch it is as `submit --wait` shows it, from whatever
+    terminal. Exit status: 0 if every job succeeded, 3 if one failed, was cancelled or expired, 4 while jobs are open.
 
     \b
     shardq status
     shardq status nightly --json
+    shardq status nightly --watch
     """
     if batch is None:
+        if watch:
+            raise click.UsageError("--watch is for one BATCH: `shardq top` shows the system, live.", ctx)
         _show_system(as_json)
         return
     with opened_client() as client:
         found = client.batch(batch)
+        if watch:
+            ctx.exit(follow_to_end(found, as_json=as_json))
         figures = found.figures()
         reasons = found.obstacles()
     if as_json:

@@ -11,13 +11,14 @@ import click
 from cli.batches import batch_json
 from cli.client.batch import Batch
 from cli.client.input_file import Check, check_input, open_input
-from cli.client.submission import refuse_invalid
+from cli.client.submission import NOTHING_QUEUED, refuse_invalid
 from cli.client.transport import Order
 from cli.destination import STDOUT, refuse_same_file
 from cli.durations import time_ahead
 from cli.error_file import error_file, where_all_are
 from cli.errors import ExitCode
 from cli.follow import follow_to_end
+from cli.interruption import interruptible
 from cli.options import broker_option, database_option, insecure_option, json_option
 from cli.output import counted, note, print_json, warn
 from cli.parameters import defaults_of, model_options, parameter_options
@@ -129,7 +130,7 @@ def submit_command(
         expected=frozenset(expect_model),
     )
     voice = Terminal()
-    with open_input(file, voice) as stream, error_file(errors) as tell:
+    with interruptible(lambda: NOTHING_QUEUED), open_input(file, voice) as stream, error_file(errors) as tell:
         check = check_input(stream, order.defaults, voice, max_errors=max_errors, tell=tell)
         refuse_invalid(check, order, voice, where_all_are(errors))
         if check_only:
@@ -137,10 +138,11 @@ def submit_command(
             return
         with opened_client() as client:
             batch = client.place(stream, check, order, tell)
-            if wait and order.expected:
-                for reason in batch.obstacles():
-                    warn(reason)
-            ctx.exit(_after(batch, Afterwards(wait, output, as_json)))
+            with batch.left_alone():
+                if wait and order.expected:
+                    for reason in batch.obstacles():
+                        warn(reason)
+                ctx.exit(_after(batch, Afterwards(wait, output, as_json)))
 
 
 def _print_check(check: Check, as_json: bool) -> None:

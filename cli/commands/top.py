@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 
 import click
 import redis
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, Group, RenderResult
 from rich.live import Live
+from rich.segment import Segment, Segments
 from rich.text import Text
 
+from cli.interruption import interruptible
 from cli.keyboard import pressed_keys
 from cli.options import broker_option, insecure_option, json_option
 from cli.output import console, print_json
@@ -50,31 +53,35 @@ def top_command(once: bool, interval_s: float, as_json: bool) -> None:
             screen = console()
             screen.print(view(reading, width=screen.width))
         else:
-            _watch(client, reading, interval_s)
+            with interruptible(lambda: ""):  # one of the two ways to end it
+                _watch(client, reading, interval_s)
 
 
 def _watch(client: redis.Redis, reading: Reading, interval_s: float) -> None:
     screen = console()
-    try:
-        with pressed_keys() as keyboard, Live(console=screen, screen=True, auto_refresh=False) as live:
-            trouble = ""
-            while True:
-                live.update(_screen(screen, reading, trouble), refresh=True)
-                if "q" in keyboard.wait(interval_s).lower():
-                    return
-                try:
-                    reading, trouble = read(client), ""
-                except redis.RedisError as error:
-                    trouble = f"{as_task_error(error) or error}; trying again"
-    except KeyboardInterrupt:
-        return
+    with pressed_keys() as keyboard, Live(console=screen, screen=True, auto_refresh=False) as live:
+        trouble = ""
+        while True:
+            live.update(_Screen(reading, trouble), refresh=True)
+            if "q" in keyboard.wait(interval_s).lower():
+                return
+            try:
+                reading, trouble = read(client), ""
+            except redis.RedisError as error:
+                trouble = f"{as_task_error(error) or error}; trying again"
 
 
-def _screen(screen: Console, reading: Reading, trouble: str) -> Text:
-    """As wide and as high as the terminal is now, the last line for what is wrong or how to end."""
-    width, height = screen.size
-    with screen.capture() as captured:
-        screen.print(view(reading, width=width, height=height))
-    lines = Text.from_ansi(captured.get()).split("\n")[: height - 2]
-    foot = Text(trouble or "q ends", style="red" if trouble else "dim", no_wrap=True, overflow="ellipsis")
-    return Text("\n").join([*lines, Text(), foot])
+@dataclass(frozen=True, slots=True)
+class _Screen:
+    """As wide and as high as the terminal is when it is drawn, the last line for what is wrong or how to end."""
+
+    reading: Reading
+    trouble: str
+
+    def __rich_console__(self, screen: Console, options: ConsoleOptions) -> RenderResult:
+        width, height = options.size
+        body = screen.render_lines(view(self.reading, width=width, height=height), options.update(height=None))
+        lines = body[: height - 2]
+        yield from (Segments([*line, Segment.line()]) for line in lines)
+        foot = Text(self.trouble or "q ends", style="red" if self.trouble else "dim", no_wrap=True, overflow="ellipsis")
+        yield Group(Text(), foot)

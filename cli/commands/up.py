@@ -15,6 +15,8 @@ import click
 from rich.text import Text
 
 from cli.commands.workers import head_options, model_options, worker_arguments
+from cli.errors import Interrupted
+from cli.interruption import interruptible
 from cli.output import console
 from cli.packaged_model import NAME, find
 from cli.processes import LineSink
@@ -41,7 +43,10 @@ def prefixed_lines() -> LineSink:
 
 @contextmanager
 def stop_requested() -> Iterator[Callable[[], bool]]:
-    """Whether SIGINT, SIGTERM or SIGHUP arrived. A second one interrupts at once."""
+    """Whether SIGINT, SIGTERM or SIGHUP arrived. A second one interrupts at once.
+
+    Raises Interrupted after a block that SIGINT ended.
+    """
     received: list[int] = []
 
     def handle(number: int, _: FrameType | None) -> None:
@@ -56,6 +61,8 @@ def stop_requested() -> Iterator[Callable[[], bool]]:
     finally:
         for number, handler in zip(numbers, before, strict=True):
             signal.signal(number, handler)
+    if signal.SIGINT in received:
+        raise Interrupted
 
 
 @click.command("up")
@@ -78,11 +85,14 @@ def up_command(flower: bool, flower_port: int, **options: Any) -> None:
     head, tail = worker_arguments({**options, "name": name})
     stack_options = StackOptions(model=model, head=head, tail=tail, flower_port=flower_port if flower else None)
     write = prefixed_lines()
-    with stop_requested() as stopped, Stack(CliSettings().data_dir, stack_options, write) as stack:
-        _announce(stack, write)
-        _run(stack, stopped, write)
-        write("up", "stopping: head, tail, bookkeeper, Redis")
-    write("up", "stopped")
+    data_dir = CliSettings().data_dir
+    at_once = "not waited for: what still runs ends by itself; queue and results are there again at the next start"
+    with interruptible(lambda: at_once), stop_requested() as stopped:
+        with Stack(data_dir, stack_options, write) as stack:
+            _announce(stack, write)
+            _run(stack, stopped, write)
+            write("up", "stopping: head, tail, bookkeeper, Redis")
+        write("up", f"stopped: queue and results are kept in {data_dir} for the next start")
 
 
 class _Stopped(Exception):

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import click
 
 from cli.durations import moment
+from cli.interruption import stop_on_signals
 from cli.options import broker_option, count_or_auto, database_option, given, insecure_option, log_option, relay_option
 from cli.processes import die_with_parent
 
@@ -189,7 +190,8 @@ def head_command(**options: Any) -> None:
     else:
         from workers.head.worker import run
 
-    run(settings)
+    with stop_on_signals("its unfinished jobs stand in the queue again", settings.stops_at) as stop:
+        run(settings, stop)
 
 
 @click.command("tail")
@@ -221,7 +223,8 @@ def tail_command(**options: Any) -> None:
     check_tail(settings)
     from workers.tail.worker import run
 
-    run(settings)
+    with stop_on_signals("its head's jobs go on where it finds another tail") as stop:
+        run(settings, stop)
 
 
 @click.command("bookkeeper")
@@ -255,5 +258,6 @@ def bookkeeper_command(**options: Any) -> None:
     from tasks.settings import BookkeeperSettings
 
     die_with_parent()
-    with opened(BUSY_TIMEOUT_MS) as database:
-        run(database, BookkeeperSettings(**given(**options)))
+    left = "jobs in the queue go on, and their results wait there for a bookkeeper"
+    with opened(BUSY_TIMEOUT_MS) as database, stop_on_signals(left) as stop:
+        run(database, BookkeeperSettings(**given(**options)), stop)

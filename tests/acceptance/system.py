@@ -148,10 +148,10 @@ class System:
         """kill -9 the head's engine process; its fronts must notice by themselves."""
         self.kill("head")
 
-    def stop(self, child: str, timeout_s: float = 30.0) -> int:
-        """SIGTERM, and the exit status."""
+    def stop(self, child: str, timeout_s: float = 30.0, *, number: signal.Signals = signal.SIGTERM) -> int:
+        """A signal, and the exit status."""
         process = self._processes[child].process
-        process.send_signal(signal.SIGTERM)
+        process.send_signal(number)
         status = process.wait(timeout_s)
         self._processes.forget(child)
         return status

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import signal
 from typing import Any
 
 import pytest
 
+from cli.errors import ExitCode
 from tests.acceptance.system import System
 
 
@@ -23,7 +25,7 @@ def test_one_job_can_be_followed_through_every_process_by_its_id(
     batch = system.submit([{"prompt": f"prompt {n}", "max_tokens": 6} for n in range(3)])
     assert system.wait_for(batch).counts.completed == 3
     for child in ("head", "tail", "bookkeeper"):
-        assert system.stop(child) == 0
+        assert system.stop(child, number=signal.SIGINT) == ExitCode.INTERRUPTED
 
     seen = records(system)
     processes = {record["process"] for record in seen}
@@ -34,4 +36,5 @@ def test_one_job_can_be_followed_through_every_process_by_its_id(
     assert front.startswith("front-")
     followed = [(record["process"], record["event"].split(":")[0]) for record in seen if record.get("job") == job]
     assert followed == [(front, "job taken"), ("head", "generation ended"), ("bookkeeper", "outcome recorded")]
+    assert sum(record["event"].startswith("interrupted: ") for record in seen) == 3
     assert {record["attempt"] for record in seen if record.get("job") == job} == {1}

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from cli.errors import ExitCode
 from cli.processes import child_environment, shardq_argv
 
 REQUEST = '{"custom_id": "a", "prompt": "hello", "max_tokens": 8}\n'
@@ -84,7 +85,8 @@ def test_other_terminals_find_it_and_ctrl_c_stops_everything_in_order(
     children = children_of(up.pid)
     assert len(children) >= 6
     os.kill(up.pid, signal.SIGINT)
-    assert up.wait(60) == 0
+    assert up.wait(60) == ExitCode.INTERRUPTED
+    assert f"stopped: queue and results are kept in {tmp_path / 'data'}" in (tmp_path / "up.log").read_text()
     wait_gone(children, timeout_s=1)
     assert not (tmp_path / "data" / "up.json").exists()
     # What stands in the database stays.

@@ -109,8 +109,9 @@ def test_sigterm_ends_it_cleanly_and_frees_its_place(tmp_path: Path) -> None:
     with open_office(tmp_path) as office:
         code = (
             "from storage.database import Database; from tasks.bookkeeper import run;"
-            "from tasks.settings import BookkeeperSettings as S;"
-            f"run(Database.open({office.database_url!r}), S(broker_url={office.server.url!r}))"
+            "from tasks.settings import BookkeeperSettings as S; from cli.interruption import stop_on_signals\n"
+            "with stop_on_signals('') as stop:"
+            f"    run(Database.open({office.database_url!r}), S(broker_url={office.server.url!r}), stop)"
         )
         with process("-c", code) as child:
             wait_for(lambda: office.client.exists(keys.BOOKKEEPER) == 1)

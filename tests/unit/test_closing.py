@@ -9,11 +9,12 @@ from datetime import datetime
 import pytest
 from pydantic import ValidationError
 
+from cli.errors import Interrupted
+from cli.interruption import stop_on_signals
 from tasks import moments
 from tasks.durations import DurationInvalid
 from workers.head.closing import LAST_S, Closing
 from workers.settings import HeadSettings
-from workers.signals import stop_on_signals
 
 
 def closing(ends_at: float | None, now: float = 0.0) -> Closing:
@@ -68,11 +69,16 @@ def test_the_settings_read_until_when_they_are_made_and_leave_room_for_the_grace
 
 
 def test_the_clock_stops_a_worker_as_a_signal_does() -> None:
-
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        stop = stop_on_signals(time.time() + 0.05)
+    with stop_on_signals("nothing", time.time() + 0.05) as stop:
         assert stop.wait(5)
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+
+
+def test_a_process_that_ctrl_c_stopped_says_so_when_it_has_ended(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    with stop_on_signals("all goes on") as stop:
+        signal.raise_signal(signal.SIGTERM)
+        assert stop.is_set()
+    with pytest.raises(Interrupted) as raised, stop_on_signals("all goes on"):
+        signal.raise_signal(signal.SIGINT)
+    assert caplog.messages == ["interrupted: all goes on"]
+    assert raised.value.message == ""  # it was logged

@@ -37,6 +37,7 @@ CLI_MAY_IMPORT = {
 CLIENT_MAY_IMPORT = {
     "cli.config_file",
     "cli.errors",
+    "cli.interruption",
     "cli.next_steps",
     "cli.output",
     "cli.reasons",

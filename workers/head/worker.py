@@ -40,7 +40,6 @@ from workers.progress import log_progress
 from workers.room import checked_slots
 from workers.served import ServedModel, check_device
 from workers.settings import HeadSettings
-from workers.signals import stop_on_signals
 
 log = logging.getLogger(__name__)
 
@@ -57,15 +56,14 @@ LOADING = "it loads the model"
 MakeDrafter = Callable[[HeadSettings, ServedModel], Drafter]
 
 
-def run(settings: HeadSettings, make: MakeDrafter | None = None) -> None:
-    """Serve as a head until SIGTERM, SIGINT or the settings' `until`; `make` gives another drafter than `load_drafter`.
+def run(settings: HeadSettings, stop: threading.Event, make: MakeDrafter | None = None) -> None:
+    """Serve as a head until `stop` is set; `make` gives another drafter than `load_drafter`.
 
     Raises:
         WorkerError: the model, the drafter or the device cannot be used, or no tail was found in time.
         TaskError: the queue server refuses or does not answer; the head's id or served name is taken.
         RelayError: the relay refuses or does not answer.
     """
-    stop = stop_on_signals(settings.stops_at)
     tasks = TaskSettings(broker_url=settings.broker_url, allow_insecure=settings.allow_insecure)
     with (
         closing(connection.connect(tasks)) as client,

@@ -22,7 +22,6 @@ from workers.progress import log_progress
 from workers.room import Machine, checked_slots
 from workers.served import ServedModel
 from workers.settings import MAX_QUERY, TailSettings
-from workers.signals import stop_on_signals
 from workers.tail.engine import TailEngine
 from workers.tail.gauge import TailGauge
 from workers.tail.line import Line
@@ -35,12 +34,11 @@ POLL_S = 0.2
 RETRY_S = 1.0
 
 
-def run(settings: TailSettings) -> None:
-    """Serve as a tail until SIGTERM or SIGINT. Raises WorkerError or RelayError when it cannot start.
+def run(settings: TailSettings, stop: threading.Event) -> None:
+    """Serve as a tail until `stop` is set. Raises WorkerError or RelayError when it cannot start.
 
     Once its half is loaded, a relay that is away is waited for, however long that takes.
     """
-    stop = stop_on_signals()
     relay = RedisRelay(settings.relay_url, allow_insecure=settings.allow_insecure)
     try:
         relay.ping()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from contextlib import ExitStack, closing
 
@@ -16,21 +17,19 @@ from workers.progress import log_progress
 from workers.room import checked_slots
 from workers.served import ServedModel
 from workers.settings import HeadSettings
-from workers.signals import stop_on_signals
 from workers.whole.link import DirectRelay
 
 #: what the half that is no process of its own is called in logs
 _TAIL = "in-this-process"
 
 
-def run(settings: HeadSettings) -> None:
-    """Serve as head and tail in one until SIGTERM, SIGINT or the settings' `until`; needs the queue server only.
+def run(settings: HeadSettings, stop: threading.Event) -> None:
+    """Serve as head and tail in one until `stop` is set; needs the queue server only.
 
     Raises:
         WorkerError: the model, the drafter or the device cannot be used.
         TaskError: the queue server refuses or does not answer; the head's id or served name is taken.
     """
-    stop = stop_on_signals(settings.stops_at)
     tasks = TaskSettings(broker_url=settings.broker_url, allow_insecure=settings.allow_insecure)
     with closing(connection.connect(tasks)) as client, ExitStack() as cleanup:
         connection.ping(client)
