@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -11,6 +11,11 @@ import redis
 from redis.exceptions import NoPermissionError
 
 from cli.next_steps import with_next_step
+from cli.output import counted
+from relay.errors import RelayError
+from relay.settings import RelaySettings
+from relay.streams import RedisRelay
+from relay.transport import TailInfo
 from storage.batch_records import Counts
 from storage.database import Database
 from tasks import keys
@@ -18,7 +23,7 @@ from tasks.connection import connect, translated
 from tasks.errors import TaskError
 from tasks.heads import HeadInfo, live_heads, registered_models
 from tasks.kept_database import difference
-from tasks.queues import memory_share, num_waiting
+from tasks.queues import memory_share, num_waiting_by_version
 from tasks.settings import TaskSettings
 
 #: share of the queue server's memory from which it is worth a word
@@ -38,6 +43,10 @@ class System:
     other_database: str | None = None
     #: messages waiting, by served name
     queued: dict[str, int] = field(default_factory=dict)
+    #: the same, by served name and version of the tasks
+    versions: dict[str, dict[int, int]] = field(default_factory=dict)
+    #: tails that live; looked for only if a head has none and does not say why
+    tails: tuple[TailInfo, ...] = ()
     #: of `maxmemory`; None without a limit
     memory_share: float | None = None
 
@@ -62,12 +71,15 @@ def look_around(settings: TaskSettings | None = None, database: Database | None 
     try:
         client = connect(settings or TaskSettings())
         with translated():
-            models = registered_models(client)
+            heads = tuple(live_heads(client))
+            versions = {model: num_waiting_by_version(client, model) for model in registered_models(client)}
             return System(
-                heads=tuple(live_heads(client)),
+                heads=heads,
                 bookkeeper=bool(client.exists(keys.BOOKKEEPER)),
                 other_database=None if database is None else _other_database(client, database),
-                queued={model: num_waiting(client, model) for model in models},
+                queued={model: sum(numbers.values()) for model, numbers in versions.items()},
+                versions=versions,
+                tails=_living_tails() if any(map(_is_silent, heads)) else (),
                 memory_share=memory_share(client),
             )
     except TaskError as error:
@@ -78,6 +90,57 @@ def _other_database(client: redis.Redis, database: Database) -> str | None:
     with suppress(NoPermissionError):  # an account of an earlier version may not ask
         return difference(client, database)
     return None
+
+
+def _is_silent(head: HeadInfo) -> bool:
+    """It has no tail, and is of a version that does not say why."""
+    return not head.consuming and not head.whole and head.obstacle is None
+
+
+def _living_tails() -> tuple[TailInfo, ...]:
+    try:
+        with closing(RedisRelay(RelaySettings().url, allow_insecure=TaskSettings().allow_insecure)) as relay:
+            return tuple(relay.tails())
+    except RelayError:  # who may not look there, or looks at another server, sees none
+        return ()
+
+
+def idle_heads(heads: Iterable[HeadInfo], tails: Iterable[TailInfo] = ()) -> Iterator[str]:
+    """Why heads take no jobs, as far as they say, or as `tails` show: one line each, with the next step."""
+    for head in heads:
+        if not head.consuming and head.obstacle is not None:
+            yield f"head {head.head_id} takes no jobs: {head.obstacle}"
+        apart = [tail for tail in tails if tail.frames != head.frames] if _is_silent(head) else []
+        for tail in apart:
+            older = "head" if head.frames < tail.frames else "tail"
+            yield (
+                f"head {head.head_id} takes no jobs: tail {tail.tail} speaks frames of version {tail.frames}, "
+                f"the head of version {head.frames} (upgrade the {older})"
+            )
+
+
+def unread_tasks(heads: Iterable[HeadInfo], model: str, waiting: Mapping[int, int]) -> Iterator[str]:
+    """The tasks of a served name, `waiting` by version, that none of its living heads can read."""
+    reads = {head.head_id: head.reads for head in heads if head.model == model}
+    for version, number in sorted(waiting.items()):
+        if reads and max(reads.values()) < version:
+            each = ", ".join(f"head {name} reads up to {highest}" for name, highest in sorted(reads.items()))
+            yield (
+                f"waiting for a head that reads version {version} of the tasks: {counted(number, 'job')} of {model}; "
+                f"{each} (upgrade a head)"
+            )
+
+
+def standing_still(
+    heads: Sequence[HeadInfo], versions: Mapping[str, Mapping[int, int]], tails: Iterable[TailInfo] = ()
+) -> Iterator[str]:
+    """What stands still whatever batch one asks about: idle heads, and tasks that no head can read.
+
+    `versions`: messages waiting, by served name and version of the tasks.
+    """
+    yield from idle_heads(heads, tails)
+    for model, waiting in versions.items():
+        yield from unread_tasks(heads, model, waiting)
 
 
 def why_nothing_moves(
@@ -122,7 +185,8 @@ def _memory(share: float | None) -> Iterator[str]:
 
 def _heads(system: System, models: Collection[str], counts: Counts) -> Iterator[str]:
     """Which heads these jobs lack."""
-    had = sorted(model for model in models if model in system.queued)
+    # a head that starts is known before its name is registered
+    had = sorted({*models} & {*system.queued, *(head.model for head in system.heads)})
     for model in sorted({*models}.difference(had)):
         yield f"jobs wait for the first head that serves {model!r} (start `shardq head --name {model}`)"
     if models and not had:
@@ -133,24 +197,28 @@ def _heads(system: System, models: Collection[str], counts: Counts) -> Iterator[
         for model in had:
             yield from _heads_of(system, model, counts)
     else:
-        yield from _slots(system.heads, counts)
+        yield from _slots(system, system.heads, counts)
 
 
 def _heads_of(system: System, model: str, counts: Counts) -> Iterator[str]:
     """What keeps the heads from jobs of this served name."""
     heads = [head for head in system.heads if head.model == model]
     if heads:
-        yield from _slots(heads, counts)
+        yield from unread_tasks(heads, model, system.versions.get(model, {}))
+        yield from _slots(system, heads, counts)
         return
     served = ", ".join(sorted({head.model for head in system.heads}))
     yield f"no head serves {model!r}, only {served} (start `shardq head --name {model}`)"
 
 
-def _slots(heads: Sequence[HeadInfo], counts: Counts) -> Iterator[str]:
+def _slots(system: System, heads: Sequence[HeadInfo], counts: Counts) -> Iterator[str]:
     ready = [head for head in heads if head.consuming]
     if not ready:
+        said = list(idle_heads(heads, system.tails))
+        yield from said
         names = ", ".join(head.head_id for head in heads)
-        yield f"no head has a tail ({names}): jobs wait in the queue (start `shardq tail`)"
+        if not said:
+            yield f"no head has a tail ({names}): jobs wait in the queue (start `shardq tail`)"
     elif not counts.running and all(head.running >= head.slots for head in ready):
         num_slots = sum(head.slots for head in ready)
         yield f"all {num_slots} slots are busy: jobs wait for their turn (another `shardq head` begins them sooner)"

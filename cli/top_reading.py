@@ -7,6 +7,7 @@ from typing import Any
 
 import redis
 
+from cli.reasons import standing_still
 from tasks import keys, queues
 from tasks.heads import HeadInfo, live_heads, registered_models
 
@@ -35,6 +36,8 @@ class Reading:
     #: bytes of the queue server's memory, and its limit; 0: none
     memory_used: int
     memory_max: int
+    #: what stands still, and the next step
+    obstacles: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """As plain values."""
@@ -53,6 +56,9 @@ def read(client: redis.Redis) -> Reading:
         unrecorded=int(client.xlen(keys.RESULTS)),
         memory_used=int(memory.get("used_memory", 0)),
         memory_max=int(memory.get("maxmemory", 0)),
+        obstacles=tuple(
+            standing_still(heads, {model: queues.num_waiting_by_version(client, model) for model in models})
+        ),
     )
 
 

@@ -18,16 +18,21 @@ from tasks.heads import HeadInfo
 WIDE = 110
 #: lines that are not rows of the tables
 _LINES_AROUND = 11
+#: obstacles shown at most: more than that have one cause
+_MOST_OBSTACLES = 3
 #: rows of a table at least, however low the screen
 _FEWEST_ROWS = 2
 
 
 def view(reading: Reading, *, width: int, height: int | None = None) -> RenderableType:
     """The screen; of long tables what fits `height`, all of them for None."""
-    most = None if height is None else max(_FEWEST_ROWS, (height - _LINES_AROUND) // 3)
+    warnings = [Text(visible(line), style="yellow") for line in reading.obstacles[:_MOST_OBSTACLES]]
+    around = _LINES_AROUND + sum(1 + len(line) // width for line in warnings)
+    most = None if height is None else max(_FEWEST_ROWS, (height - around) // 3)
     wide = width >= WIDE
     return Group(
         _summary(reading),
+        *warnings,
         Text(),
         _heads(reading, most, wide=wide),
         Text(),

@@ -31,6 +31,12 @@ def num_waiting(
     return sum(pipeline.execute())
 
 
+def num_waiting_by_version(client: redis.Redis, model: str) -> dict[int, int]:
+    """Messages of a served name that no head has taken yet, by the version of their tasks; those that have any."""
+    numbers = {version: num_waiting(client, model, versions=[version]) for version in known_versions()}
+    return {version: number for version, number in numbers.items() if number}
+
+
 def num_waiting_bytes(
     client: redis.Redis,
     model: str,

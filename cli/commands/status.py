@@ -11,8 +11,9 @@ from cli.database import exit_code
 from cli.follow import follow_to_end
 from cli.options import broker_option, database_option, insecure_option, json_option
 from cli.output import duration, figure, print_json, print_table, state, warn
-from cli.reasons import System
+from cli.reasons import System, standing_still
 from cli.terminal import opened_client
+from tasks.heads import HeadInfo
 
 #: batches that `status` without an argument shows
 RECENT = 10
@@ -61,7 +62,8 @@ def _show_system(as_json: bool) -> None:
     with opened_client() as client:
         batches = client.batches(limit=RECENT)
         system = client.system()
-        reasons = list(dict.fromkeys(reason for batch in batches for reason in batch.obstacles(system)))
+        of_batches = [reason for batch in batches for reason in batch.obstacles(system)]
+        reasons = list(dict.fromkeys([*of_batches, *standing_still(system.heads, system.versions, system.tails)]))
     rows = [batch.row for batch in batches]
     if as_json:
         print_json({"batches": [batch_json(row) for row in rows], **system.to_json(), "obstacles": reasons})
@@ -71,6 +73,12 @@ def _show_system(as_json: bool) -> None:
         print_batches(rows)
     for reason in reasons if not system.problem else []:
         warn(reason)
+
+
+def _state(head: HeadInfo) -> str:
+    if head.consuming:
+        return "running"
+    return "waiting for a tail" if head.slots else "starting"
 
 
 def _print_system(system: System) -> None:
@@ -87,7 +95,7 @@ def _print_system(system: System) -> None:
                 head.head_id,
                 head.model,
                 "whole" if head.whole else "half",
-                state("running" if head.consuming else "waiting for a tail"),
+                state(_state(head)),
                 head.slots,
                 head.running,
                 figure(head.tokens_per_s),

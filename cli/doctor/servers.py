@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
 import redis
@@ -11,15 +11,18 @@ import redis
 from cli.database import opened
 from cli.doctor.findings import Finding, failed, ok, warning
 from cli.doctor.kept import check_kept
+from cli.reasons import idle_heads, unread_tasks
 from relay.errors import RelayError
 from relay.guard import redact
 from relay.settings import RelaySettings
 from relay.streams import RedisRelay
+from relay.transport import TailInfo
 from storage.errors import StorageError
 from tasks import keys
 from tasks.connection import connect, translated
 from tasks.errors import TaskError
-from tasks.heads import live_heads, registered_models
+from tasks.heads import HeadInfo, live_heads, registered_models
+from tasks.queues import num_waiting_by_version
 from tasks.served import unheard_models
 from tasks.settings import TaskSettings
 
@@ -83,8 +86,13 @@ def _heads(client: redis.Redis) -> Iterator[Finding]:
         text = f"{head.head_id} serves {head.model} with {head.slots} slots{alone}"
         if head.consuming:
             yield ok("heads", text)
+        elif head.obstacle is not None:
+            yield warning("heads", f"{text}, but takes no jobs: {head.obstacle}")
         else:
             yield warning("heads", f"{text}, but has no tail and takes no jobs: start one with `shardq tail`")
+    for model in registered_models(client):
+        for waiting in unread_tasks(heads, model, num_waiting_by_version(client, model)):
+            yield warning("heads", waiting)
 
 
 def _waited_for(client: redis.Redis) -> Iterator[Finding]:
@@ -109,16 +117,30 @@ def check_wire() -> Iterator[Finding]:
     yield ok("wire", f"{redact(url)}, round trip {rtt_ms:.1f} ms")
     if not tails and not _needs_no_tail():
         yield warning("tails", "none is alive: start one with `shardq tail`")
+    heads = _living_heads()
     for tail in tails:
         layers = "no layers before a head has chosen the split" if tail.split is None else f"layers from {tail.split}"
-        yield ok("tails", f"{tail.tail}, {layers}, up to {tail.slots} slots")
+        text = f"{tail.tail}, {layers}, up to {tail.slots} slots"
+        misfit = _misfit(tail, heads)
+        yield ok("tails", text) if misfit is None else warning("tails", f"{text}, but {misfit}")
+
+
+def _misfit(tail: TailInfo, heads: Sequence[HeadInfo]) -> str | None:
+    """What keeps idle heads from this tail, which serves no other; None if nothing is known to."""
+    if any(head.consuming and head.figures is not None and head.figures.tail_id == tail.tail for head in heads):
+        return None
+    return next((said for said in idle_heads(heads, [tail]) if tail.tail in said), None)
+
+
+def _living_heads() -> list[HeadInfo]:
+    try:
+        with translated():
+            return live_heads(connect(TaskSettings()))
+    except TaskError:
+        return []
 
 
 def _needs_no_tail() -> bool:
     """Whether heads are alive, and all of them are whole."""
-    try:
-        with translated():
-            heads = live_heads(connect(TaskSettings()))
-    except TaskError:
-        return False
+    heads = _living_heads()
     return bool(heads) and all(head.whole for head in heads)
