@@ -129,7 +129,7 @@ def _misfit(tail: TailInfo, heads: Sequence[HeadInfo]) -> str | None:
     """What keeps idle heads from this tail, which serves no other; None if nothing is known to."""
     if any(head.consuming and head.figures is not None and head.figures.tail_id == tail.tail for head in heads):
         return None
-    return next((said for said in idle_heads(heads, [tail]) if tail.tail in said), None)
+    return "; ".join(said for said in idle_heads(heads, [tail]) if tail.tail in said) or None
 
 
 def _living_heads() -> list[HeadInfo]:

@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 from unittest.mock import Mock
 
@@ -14,7 +15,7 @@ import redis
 
 from relay.errors import LinkLost, RelayRefused, RelayUnreachable
 from relay.memory import MemoryHub, MemoryRelay
-from relay.messages import Hello, Welcome
+from relay.messages import FRAME_VERSION, Hello, Welcome
 from relay.transport import HeadLink, Lease, TailInfo
 from tasks import stops
 from tasks.generation import FailureType, GenerationRequest, GenerationTask, Outcome, StopReason
@@ -228,6 +229,54 @@ def test_a_tail_that_failed_is_tried_after_all_others() -> None:
         session.close()
         search.failed(session.lease.tail.tail)
     assert found == [first, second, third, first, second]
+
+
+@pytest.mark.parametrize(
+    ("tail", "said"),
+    [
+        ({"split": 3}, "split: 3 ≠ 2 (give both the same --split)"),
+        ({"split": None}, "split: not chosen yet ≠ 2 (give both the same --split)"),
+        ({"slots": 4}, "slots: 4 < 8 (give both the same --slots)"),
+        ({"max_query": 8}, "max_query: 8 < 64 (give both the same version of shardq)"),
+        ({"dtype": "float16"}, "dtype: float16 ≠ float32 (give both the same --dtype)"),
+        (
+            {"fingerprint": "0" * 64},
+            f"fingerprint: {'0' * 12} ≠ {PROFILE.fingerprint[:12]} (give both the same --model)",
+        ),
+        ({"quantization": "nf4"}, f"quantization: nf4 ≠ {PROFILE.quantization} (give both the same --quantization)"),
+        ({"context": 99}, f"context: 99 ≠ {PROFILE.context} (give both the same --max-length)"),
+        ({"split": 3, "slots": 4}, "split: 3 ≠ 2; slots: 4 < 8 (give both the same --split, --slots)"),
+    ],
+)
+def test_a_tail_that_does_not_fit_is_named_with_both_sides_and_the_mend(tail: dict[str, Any], said: str) -> None:
+    of_profile = {name: tail[name] for name in tail if name in PROFILE.to_json()}
+    of_tail = {name: tail[name] for name in tail if name not in of_profile}
+    fitting = replace(tail_info(), split=2, slots=8, max_query=64)
+    offer = HeadOffer("h", PROFILE, split=2, slots=8, lanes=1, max_query=64)
+    assert offer.misfit(fitting) is None
+    found = offer.misfit(replace(fitting, profile=replace(PROFILE, **of_profile), **of_tail))
+    assert found == f"tail {fitting.tail} and head h differ: {said}"
+
+
+@pytest.mark.parametrize(("frames", "older"), [(FRAME_VERSION + 1, "head h"), (FRAME_VERSION - 1, "tail")])
+def test_where_the_frames_differ_nothing_else_is_compared_and_the_older_side_is_to_be_upgraded(
+    frames: int, older: str
+) -> None:
+    other = replace(tail_info(), split=9, frames=frames)
+    found = HeadOffer("h", PROFILE, split=2, slots=8, lanes=1, max_query=64).misfit(other)
+    assert found == (
+        f"tail {other.tail} speaks frames of version {frames}, head h of version {FRAME_VERSION} (upgrade the {older})"
+    )
+
+
+def test_every_tail_that_stands_in_the_way_is_named_until_one_is_found() -> None:
+    relay, (few, taken) = relay_with("a", "b")
+    search = TailSearch(relay, replace(OFFER, slots=few.slots + 1))
+    assert search.find(threading.Event()) is None
+    assert all(tail.tail in str(search.obstacle) for tail in (few, taken))
+    search = TailSearch(relay, OFFER)
+    assert search.find(threading.Event()) is not None
+    assert search.obstacle is None
 
 
 @pytest.mark.parametrize("error", [LinkLost("a newer epoch was opened"), RelayRefused("no such right")])
