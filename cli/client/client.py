@@ -13,11 +13,12 @@ from cli.client.transport import Order, Transport
 from cli.client.voice import Silence, Voice
 from storage.batch_records import BatchRow
 from storage.job_records import JobRow, Stopped
-from storage.states import BatchStatus
+from storage.states import TERMINAL_STATES, BatchStatus
 
 # What a client needs once it works is imported then: `from shardq import Client` is to be quick.
 if TYPE_CHECKING:
     from cli.client.input_file import Check, ErrorSink
+    from cli.client.results import Results
     from cli.client.source import Source
     from cli.reasons import System
     from storage.filters import JobFilter
@@ -117,13 +118,21 @@ class Client:
 
     def batches(self, *, limit: int = 50, statuses: Collection[BatchStatus] = ()) -> list[Batch]:
         """The newest batches first, those with one of `statuses` (`"completed"`, …) if any are given."""
-        wanted = [BatchStatus(status) for status in statuses]
-        return [self._batch(row) for row in self._transport.batches(limit=limit, statuses=wanted)]
+        from cli.client.orders import check_limit, statuses_of
+
+        check_limit(limit)
+        return [self._batch(row) for row in self._transport.batches(limit=limit, statuses=statuses_of(statuses))]
 
     def find(self, reference: str) -> Batch | JobRow:
         """The batch, or the job as `BATCH-LINE`, that is meant. Raises NotFound."""
         found = self._transport.find(reference)
         return self._batch(found) if isinstance(found, BatchRow) else found
+
+    def results(self, *, where: str | Collection[str] = ()) -> Results:
+        """As a batch's, of all batches, the oldest first."""
+        from cli.client.results import Results, filter_of
+
+        return Results(self._transport, filter_of(TERMINAL_STATES, where), None)
 
     def jobs(self, wanted: JobFilter, *, logprobs: bool = False) -> Iterator[JobRow]:
         """The ended jobs of all batches that meet the filter, oldest batch first, in bounded memory."""

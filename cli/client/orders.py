@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import Any
 
 from cli.client.transport import Order
 from cli.errors import InputRefused
 from storage.batch_records import PRIORITIES
-from storage.states import RETRYABLE_STATES, JobState
+from storage.states import RETRYABLE_STATES, BatchStatus, JobState
 from tasks.durations import DurationInvalid, seconds
 from tasks.errors import ParameterInvalid
 from tasks.openai_batch import Defaults
@@ -56,7 +56,24 @@ def duration_of(expires_in: str | float | None) -> float | None:
 
 def states_of(names: Collection[str]) -> frozenset[JobState]:
     """The states of jobs that can run again. Raises InputRefused."""
-    for name in names:
-        if name not in RETRYABLE_STATES:
-            raise InputRefused(f"states: expected {', '.join(sorted(RETRYABLE_STATES))}, got {name!r}")
+    _check_names("states", names, RETRYABLE_STATES)
     return frozenset(map(JobState, names))
+
+
+def statuses_of(names: Collection[str]) -> list[BatchStatus]:
+    """The statuses of batches. Raises InputRefused."""
+    _check_names("statuses", names, BatchStatus)
+    return list(map(BatchStatus, names))
+
+
+def check_limit(limit: int) -> None:
+    """Raises InputRefused for less than one."""
+    if limit < 1:
+        raise InputRefused(f"limit: expected a number from 1, got {limit!r}")
+
+
+def _check_names(keyword: str, names: Collection[str], known: Iterable[str]) -> None:
+    expected = sorted(known)
+    for name in [names] if isinstance(names, str) else names:
+        if isinstance(names, str) or name not in expected:
+            raise InputRefused(f"{keyword}: expected a list of {', '.join(expected)}, got {name!r}")

@@ -10,7 +10,7 @@ from cli.client.transport import Transport
 from cli.errors import InputRefused, PackageMissing
 from storage.columns import JOB_COLUMNS, Kind
 from storage.errors import FilterInvalid
-from storage.filters import Condition, JobFilter
+from storage.filters import Condition, JobFilter, check_columns
 from storage.job_records import JobRow
 from storage.states import JobState
 
@@ -49,13 +49,25 @@ class Results:
     def to_pandas(self, *, columns: Sequence[str] = ALL_COLUMNS) -> pandas.DataFrame:
         """A row per job; times are UTC timestamps, whole numbers stay so beside empty places.
 
-        Of a job with several completions the row has the first. Raises PackageMissing without pandas.
+        Of a job with several completions the row has the first. Raises InputRefused for a column
+        that there is not, PackageMissing without pandas.
         """
+        _check_columns(columns)
         frames = _pandas()
         jobs = self._transport.jobs(self._wanted, self._batch_id, logprobs=False)
         rows = [[_value(job, name) for name in columns] for job in jobs]
         table = frames.DataFrame(rows, columns=list(columns), dtype="object")
         return table.assign(**{name: _column(frames, table[name], name) for name in columns})
+
+
+def _check_columns(names: Sequence[str]) -> None:
+    """Raises InputRefused unless each is a column, and only once."""
+    try:
+        check_columns([name for name in names if name != NUM_CHOICES])
+    except FilterInvalid as error:
+        raise InputRefused(f"columns: {error}") from error
+    if len(set(names)) < len(names):
+        raise InputRefused("columns: expected each name once")
 
 
 def _pandas() -> Any:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from cli.client.input_file import open_file, spooled
 from cli.client.voice import Voice
-from cli.errors import InputRefused
+from cli.errors import InputRefused, Refused
 
 if TYPE_CHECKING:
     import pandas
@@ -30,9 +30,18 @@ def opened(source: Source, voice: Voice) -> AbstractContextManager[BinaryIO]:
 
     Everything but a file is written to a temporary one first, an item at a time: it is read twice.
     """
+    if isinstance(source, str) and not _exists(source):
+        raise Refused(f"no file {source[:80]!r}: a text is a path; put prompts into a list, a single one, too")
     if isinstance(source, str | Path):
         return open_file(Path(source).expanduser(), voice)
     return spooled(_lines(source), voice)
+
+
+def _exists(path: str) -> bool:
+    try:
+        return Path(path).expanduser().exists()
+    except OSError:
+        return False  # longer than any name may be
 
 
 def _lines(source: io.IOBase | Iterable[Any]) -> Iterator[bytes]:

@@ -263,6 +263,33 @@ def test_what_no_line_can_be_made_of_is_named_with_its_place(client: Client) -> 
     assert client.batches() == []
 
 
+def test_a_text_that_is_no_path_says_where_prompts_go(client: Client) -> None:
+    for text in ("Why is the sky blue?", "long " * 1000, "no\0file"):
+        with pytest.raises(Refused, match="put prompts into a list, a single one, too"):
+            client.submit(text)
+
+
+def test_bad_choices_are_named(client: Client) -> None:
+    batch = client.submit(["one"])
+    for ask, message in (
+        (lambda: client.batches(statuses=["done"]), "statuses: expected a list of cancelled, "),
+        (lambda: client.batches(limit=0), "limit: expected a number from 1, got 0"),
+        (lambda: batch.retry(states="failed"), "states: expected a list of cancelled, expired, failed, got 'failed'"),
+        (lambda: batch.retry(states=["completed"]), "got 'completed'"),
+        (lambda: batch.results().to_pandas(columns=["colour"]), "columns: no column 'colour'"),
+        (lambda: batch.results().to_pandas(columns=["text", "text"]), "columns: expected each name once"),
+    ):
+        with pytest.raises(InputRefused) as refusal:
+            ask()
+        assert message in str(refusal.value)
+
+
+def test_results_of_all_batches_are_read_together(client: Client, run: Shardq) -> None:
+    for name in ("first", "second"):
+        run.end_jobs(client.submit([name], name=name).id)
+    assert [job.custom_id for job in client.results(where="state=completed")] == ["line-1", "line-1"]
+
+
 def test_bad_keywords_are_named(client: Client) -> None:
     for keywords, message in (
         ({"temperature": 9}, "temperature: expected"),
