@@ -340,6 +340,79 @@ def test_max_tokens_ends_the_text_before_the_minimum() -> None:
     assert limited(99, max_tokens=3).commit(byte_ids(b"abcd")) is FinishReason.LENGTH
 
 
+SPECIAL = {0: "<eos>", 1: "<pad>"}
+
+
+def spelled(stop: tuple[str, ...], **more: object) -> Completion:
+    settings = {"max_tokens": 99, "ignore_eos": True, "eos_ids": (0,), "special": SPECIAL, **more}
+    return Completion(byte_level(), stop=stop, **settings)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("run", "stop", "text", "num_tokens"),
+    [
+        ([*b"ab", 1, *b"cd"], ("<pad>",), "ab", 3),
+        ([*b"ab", 0, *b"cd"], ("<eos>",), "ab", 3),
+        ([*b"a\n", 1, *b"cd"], ("\n<pad>",), "a", 3),
+        ([*b"a\n", 0, *b"\n", 1, *b"cd"], ("\n<pad>",), "a\n", 5),
+        ([*b"a", 1, *b"bcd"], ("<pad>bc",), "a", 4),
+        ([*b"a", 0, 1, *b"b"], ("<eos><pad>",), "a", 3),
+        ([*b"ab", 0, *b"c", 1, *b"d"], ("b<eos>c<pad>",), "a", 5),
+        # a stop string may begin within one special token
+        ([*b"a", 0, 1], ("os><pad>",), "a", 3),
+        # what is spelled out by ordinary tokens
+        ([*b"a<pad>b"], ("<pad>",), "a", 6),
+        # an ordinary stop string sees no special token between, as always
+        ([*b"a", 1, *b"bc"], ("ab", "<eos>"), "", 3),
+        # the one that begins first
+        ([*b"ab", 1, *b"c"], ("<pad>", "b<pad>"), "a", 3),
+        ([*b"ab", 1, 1, *b"c"], ("<eos>", "<pad>c"), "ab", 5),
+    ],
+)
+def test_a_stop_string_that_holds_a_special_tokens_text_is_found_where_that_token_is(
+    run: list[int], stop: tuple[str, ...], text: str, num_tokens: int
+) -> None:
+    tokens = [token if token in SPECIAL else byte_ids(bytes([token]))[0] for token in run]
+    at_once, one_by_one = spelled(stop), spelled(stop)
+    assert at_once.commit([*tokens, *byte_ids(b"beyond")]) is FinishReason.STOP
+    for token in tokens:
+        one_by_one.commit([token])
+        assert text.startswith(one_by_one.text)
+    assert (at_once.text, at_once.num_tokens) == (one_by_one.text, one_by_one.num_tokens) == (text, num_tokens)
+
+
+def test_no_other_stop_string_is_looked_for_in_special_tokens() -> None:
+    job = spelled(("pad", ">", "<pa"))
+    assert job.commit([*byte_ids(b"ab"), 1, *byte_ids(b"cd")]) is None
+    assert job.text == "abcd"
+
+
+def test_a_special_stop_string_within_the_minimum_ends_nothing() -> None:
+    job = spelled(("<pad>",), min_tokens=2)
+    assert job.commit([1, *byte_ids(b"a"), 1]) is FinishReason.STOP
+    assert (job.text, job.num_tokens) == ("a", 3)
+
+
+@given(
+    st.lists(st.sampled_from([0, 1, *b"ab\xe4\xbd\xa0"]), max_size=25),
+    st.lists(st.lists(st.sampled_from(["a", "b", "<pad>", "<eos>", "你"]), min_size=1, max_size=3), max_size=3),
+)
+@settings(deadline=None)
+def test_with_special_stop_strings_too_a_growing_text_only_grows(run: list[int], pieces: list[list[str]]) -> None:
+    tokens = [token if token in SPECIAL else byte_ids(bytes([token]))[0] for token in run]
+    stops = tuple(map("".join, pieces))
+    whole, growing, seen = spelled(stops), spelled(stops), ""
+    whole.commit(tokens)
+    for token in tokens:
+        growing.commit([token])
+        assert growing.text.startswith(seen)
+        seen = growing.text
+    assert (whole.text, whole.tokens) == (growing.text, growing.tokens)
+    written = byte_level().decode(list(whole.tokens), skip_special_tokens=False)
+    if whole.finish_reason is None and "\ufffd" not in written:
+        assert not any(stop in written for stop in stops)
+
+
 class Counting:
     """A tokenizer that remembers how many tokens it had to decode at once."""
 

@@ -143,3 +143,10 @@ def test_many_threads_read_at_the_same_time() -> None:
     tasks = tasks_for([replace(REQUEST, prompt=f"{number} " * 20_000) for number in range(16)])
     with ThreadPoolExecutor(8) as threads:
         assert [job.num_prompt for job in threads.map(reader.read, tasks)] == [40_000] * 10 + [60_000] * 6
+
+
+def test_a_stop_string_that_is_a_special_token_ends_a_text() -> None:
+    mark = byte_tokenizer()("<|im_start|>")["input_ids"][0]
+    job = read(replace(REQUEST, stop=("\n<|im_start|>",), ignore_eos=True))
+    assert job.commit((65, EOS_ID, *byte_tokenizer()("\n")["input_ids"], mark, 66))[0] == 4
+    assert job.completion.text == byte_tokenizer().decode([65])

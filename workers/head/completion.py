@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from tokenizers import Tokenizer
 
@@ -19,7 +19,8 @@ class Completion:
 
     It ends with the first token that is an end-of-sequence or stop token, completes a stop string, or is number
     `max_tokens`; tokens behind the end are dropped, even if the target accepted them in the same round. The
-    text never holds a stop string that ended it, nor special tokens, nor the token that ended it.
+    text never holds a stop string that ended it, nor special tokens, nor the token that ended it. A stop string that
+    holds a special token's text is also found where that token was chosen, which leaves no text.
 
     Args:
         tokenizer: the target's (`backend_tokenizer` of a transformers tokenizer).
@@ -30,6 +31,7 @@ class Completion:
         stop_ids: tokens that end this text as end-of-sequence tokens do, whatever `ignore_eos` says.
         min_tokens: the first so many tokens end nothing: neither as end-of-sequence or stop token, nor by completing a
             stop string (as in vLLM). Only `max_tokens` does.
+        special: the texts of the tokenizer's special tokens, by their ids.
 
     Raises:
         ValueError: `max_tokens` below 1 or an empty stop string.
@@ -45,6 +47,7 @@ class Completion:
         eos_ids: Iterable[int] = (),
         stop_ids: Iterable[int] = (),
         min_tokens: int = 0,
+        special: Mapping[int, str] | None = None,
     ) -> None:
         if max_tokens < 1:
             raise ValueError(f"max_tokens must be at least 1, not {max_tokens}")
@@ -53,10 +56,13 @@ class Completion:
         self._tokenizer = tokenizer
         self._max_tokens = max_tokens
         self._stop = tuple(stop)
-        self._longest_stop = max(map(len, self._stop), default=0)
         self._ending = frozenset(stop_ids) | (frozenset() if ignore_eos else frozenset(eos_ids))
         self._min_tokens = min_tokens
         self._stream = TextStream(tokenizer)
+        special = special or {}
+        #: stop strings for which special tokens have to be written out
+        self._spelled_stop = tuple(each for each in stop if any(text in each for text in special.values()))
+        self._written = WrittenText(special) if self._spelled_stop else None
         self._tokens: list[int] = []
         self._text: str | None = None
         self._reason: FinishReason | None = None
@@ -93,7 +99,11 @@ class Completion:
         if self._text is not None:
             return self._text
         text = self._stream.text
-        return text[: len(text) - self._num_unsure(text)]
+        num_certain = _num_certain(text, self._stop)
+        if self._written is not None:
+            written = self._written
+            num_certain = min(num_certain, written.num_shown(_num_certain(written.text, self._spelled_stop)))
+        return text[:num_certain]
 
     def _append(self, token: int) -> None:
         self._tokens.append(token)
@@ -101,23 +111,22 @@ class Completion:
         if may_end and token in self._ending:
             self._finish(FinishReason.STOP, self._decoded(self._tokens[:-1]))
             return
-        num_searched = len(self._stream.text)
-        self._stream.append(token)
-        cut = self._first_stop(num_searched) if may_end else None
-        if cut is not None:
+        cut = self._first_stop(token)
+        if cut is not None and may_end:
             self._finish(FinishReason.STOP, self._stream.text[:cut])
         elif len(self._tokens) == self._max_tokens:
             self._finish(FinishReason.LENGTH, self._decoded(self._tokens))
 
-    def _first_stop(self, num_searched: int) -> int | None:
-        """Where the earliest stop string begins that ends behind the first `num_searched` characters."""
-        found = (self._stream.text.find(stop, max(0, num_searched - len(stop) + 1)) for stop in self._stop)
-        return min((place for place in found if place >= 0), default=None)
-
-    def _num_unsure(self, text: str) -> int:
-        """Characters at the end of `text` with which a stop string may begin."""
-        lengths = range(min(self._longest_stop - 1, len(text)), 0, -1)
-        return next((num for num in lengths if any(stop.startswith(text[-num:]) for stop in self._stop)), 0)
+    def _first_stop(self, token: int) -> int | None:
+        """Take one more token; where the earliest stop string begins that it completes, in characters of the text."""
+        num_searched = len(self._stream.text)
+        self._stream.append(token)
+        places = _places(self._stream.text, self._stop, num_searched)
+        if self._written is not None:
+            written, num_searched_written = self._written, len(self._written.text)
+            written.append(token, self._stream.text[num_searched:])
+            places += map(written.num_shown, _places(written.text, self._spelled_stop, num_searched_written))
+        return min(places, default=None)
 
     def _finish(self, reason: FinishReason, text: str) -> None:
         self._reason = reason
@@ -125,6 +134,41 @@ class Completion:
 
     def _decoded(self, tokens: list[int]) -> str:
         return str(self._tokenizer.decode(tokens, skip_special_tokens=True))
+
+
+def _places(text: str, stops: Sequence[str], num_searched: int) -> list[int]:
+    """Where stop strings begin that end behind the first `num_searched` characters: the first place of each."""
+    found = (text.find(stop, max(0, num_searched - len(stop) + 1)) for stop in stops)
+    return [place for place in found if place >= 0]
+
+
+def _num_certain(text: str, stops: Sequence[str]) -> int:
+    """Characters of `text` in front of what may turn out to be the beginning of a stop string."""
+    lengths = range(min(max(map(len, stops), default=0) - 1, len(text)), 0, -1)
+    unsure = next((num for num in lengths if any(stop.startswith(text[-num:]) for stop in stops)), 0)
+    return len(text) - unsure
+
+
+class WrittenText:
+    """A text as it grows, with its special tokens written out."""
+
+    def __init__(self, special: Mapping[int, str]) -> None:
+        self._special = special
+        self.text = ""
+        #: where in `text` special tokens begin and end
+        self._spans: list[tuple[int, int]] = []
+
+    def append(self, token: int, shown: str) -> None:
+        """Take a token that made the text without special tokens grow by `shown`."""
+        self.text += shown
+        if token in self._special:
+            begin = len(self.text)
+            self.text += self._special[token]
+            self._spans.append((begin, len(self.text)))
+
+    def num_shown(self, place: int) -> int:
+        """Characters in front of `place` that are in the text without special tokens, too."""
+        return place - sum(min(end, place) - begin for begin, end in self._spans if begin < place)
 
 
 class TextStream:

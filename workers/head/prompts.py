@@ -38,6 +38,8 @@ class PromptReader:
     context: int
     _spelling: Spelling = field(init=False)
     _fewest: FewestTokens = field(init=False)
+    #: the texts of special tokens, by their ids
+    _special: dict[int, str] = field(init=False)
 
     def __post_init__(self) -> None:
         backend = self.tokenizer.backend_tokenizer
@@ -46,6 +48,8 @@ class PromptReader:
         backend.no_padding()
         object.__setattr__(self, "_spelling", Spelling(backend))
         object.__setattr__(self, "_fewest", FewestTokens(backend))
+        added = backend.get_added_tokens_decoder().items()
+        object.__setattr__(self, "_special", {token: each.content for token, each in added if each.special})
 
     def read(self, task: GenerationTask) -> Job:
         """The job of a task's first choice. Raises PromptRejected."""
@@ -77,6 +81,7 @@ class PromptReader:
                 eos_ids=self.eos,
                 stop_ids=request.stop_token_ids,
                 min_tokens=request.min_tokens,
+                special=self._special,
             ),
             tokens=list(prompt),
             num_prompt=len(prompt),
