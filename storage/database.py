@@ -34,6 +34,7 @@ BUSY_TIMEOUT_MS = 10_000
 _SQLITE_PARAMETERS = {"timeout", "check_same_thread", "uri", "mode", "cache", "vfs", "immutable", "nolock", "psow"}
 
 _WRITES = "shardq_writes"
+_BARE = "shardq_bare"
 _EXPECTED = "expected sqlite:///PATH or postgresql://USER:PASSWORD@HOST/NAME"
 
 
@@ -133,6 +134,31 @@ class Database:
         with _foreign_errors(self._engine), _write_transaction(self._engine) as connection:
             yield connection
 
+    def empty_log(self) -> bool:
+        """Move what stands in an SQLite file's write-ahead log into the file, and empty the log.
+
+        False if somebody who reads kept that from happening until the busy timeout. PostgreSQL does it by itself.
+        """
+        if self.sqlite_file is None:
+            return True
+        with self._bare() as connection:
+            (was_busy, *_) = connection.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)").one()
+        return not was_busy
+
+    def shrink(self) -> None:
+        """Write an SQLite file anew without its free pages. Needs room for two more copies of it.
+
+        Others may read meanwhile, and wait with what they write. Raises DatabaseBusy, DiskFull.
+        """
+        with self._bare() as connection:
+            connection.exec_driver_sql("VACUUM")
+
+    @contextmanager
+    def _bare(self) -> Iterator[Connection]:
+        """A connection to SQLite outside of any transaction."""
+        with _foreign_errors(self._engine), self._engine.connect().execution_options(**{_BARE: True}) as connection:
+            yield connection
+
     def damage(self) -> str | None:
         """What is wrong with an SQLite file, and the way out; None if it is whole. Reads all of it."""
         if self.sqlite_file is None:
@@ -204,12 +230,15 @@ def _configure_sqlite(connection: sqlite3.Connection, _record: Any) -> None:
     cursor.execute("PRAGMA journal_mode = WAL")
     cursor.execute("PRAGMA synchronous = NORMAL")
     cursor.execute("PRAGMA foreign_keys = ON")
+    # What is deleted or replaced is overwritten: prompts and answers do not stay behind in free pages.
+    cursor.execute("PRAGMA secure_delete = ON")
     cursor.close()
 
 
 def _begin_sqlite(connection: Connection) -> None:
-    writes = connection.get_execution_options().get(_WRITES, False)
-    connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+    options = connection.get_execution_options()
+    if not options.get(_BARE, False):
+        connection.exec_driver_sql("BEGIN IMMEDIATE" if options.get(_WRITES, False) else "BEGIN")
 
 
 @contextmanager

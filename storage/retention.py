@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import sqlite3
 import tempfile
-from contextlib import closing, suppress
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
-from sqlalchemy import func, select
+from sqlalchemy import Connection, func, select
 
 from storage.copies import copy_sqlite
 from storage.database import Database
@@ -17,12 +18,14 @@ from storage.states import DELETABLE_STATUSES, TERMINAL_STATUSES
 from storage.tables import batch, deleted_batch, job
 
 
-def delete_batch(db: Database, batch_id: str) -> int:
+def delete_batch(db: Database, batch_id: str, *, overwrite: bool = True) -> int:
     """Delete an ended or still validating batch with its jobs and results; the number of jobs.
 
-    SQLite keeps the space for later batches; the file does not shrink. Raises BatchNotFound or BatchOpen.
+    SQLite keeps the space for later batches, overwritten: until `Database.empty_log`, its log takes as much as is
+    deleted. Without `overwrite` that room is not needed, and texts stay in free pages until others take them. Raises
+    BatchNotFound, BatchOpen or DiskFull.
     """
-    with db.write() as connection:
+    with db.write() as connection, _deleting(db, connection, overwrite=overwrite):
         query = select(batch.c.status).where(batch.c.id == batch_id).with_for_update()
         status = connection.execute(query).scalar_one_or_none()
         if status is None:
@@ -35,16 +38,29 @@ def delete_batch(db: Database, batch_id: str) -> int:
     return deleted
 
 
-def prune(db: Database, older_than_s: float) -> list[str]:
+@contextmanager
+def _deleting(db: Database, connection: Connection, *, overwrite: bool) -> Iterator[None]:
+    """The connection, which others will use, overwrites again afterwards."""
+    if db.sqlite_file is None or overwrite:
+        yield
+        return
+    connection.exec_driver_sql("PRAGMA secure_delete = FAST")
+    try:
+        yield
+    finally:
+        connection.exec_driver_sql("PRAGMA secure_delete = ON")
+
+
+def prune(db: Database, older_than_s: float, *, overwrite: bool = True) -> list[str]:
     """Delete the batches that ended longer ago than `older_than_s` seconds; their ids, oldest end first.
 
-    Each in a transaction of its own: nobody waits for all of them.
+    Each in a transaction of its own: nobody waits for all of them. `overwrite` as for `delete_batch`.
     """
     deleted = []
     for batch_id in ended_before(db, db.now() - older_than_s):
         # Retried or deleted by somebody else meanwhile.
         with suppress(BatchOpen, BatchNotFound):
-            delete_batch(db, batch_id)
+            delete_batch(db, batch_id, overwrite=overwrite)
             deleted.append(batch_id)
     return deleted
 

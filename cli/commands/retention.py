@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -17,7 +18,7 @@ from cli.output import counted, duration, note, print_json, size
 from storage.batch_records import BatchRow
 from storage.batches import get_batch
 from storage.database import Database
-from storage.errors import BatchNotFound, BatchOpen
+from storage.errors import BatchNotFound, BatchOpen, DiskFull
 from storage.retention import backup, delete_batch, ended_before, prune
 from storage.states import DELETABLE_STATUSES
 
@@ -33,8 +34,8 @@ SHOWN = 10
 def delete_command(batches: tuple[str, ...], yes: bool, as_json: bool) -> None:
     """Delete batches with everything they hold.
 
-    Prompts, results and figures are gone then, and the name is free again. BATCH is an id, the beginning of one,
-    or a name. A batch that has not ended must be cancelled first.
+    Prompts, results and figures are overwritten in the database's files, and the name is free again. Backups keep
+    theirs. BATCH is an id, the beginning of one, or a name. A batch that has not ended must be cancelled first.
 
     \b
     shardq delete nightly
@@ -48,6 +49,7 @@ def delete_command(batches: tuple[str, ...], yes: bool, as_json: bool) -> None:
         with interruptible(lambda: _left(database, rows)):
             confirm(f"delete {_both(rows)}", yes=yes)
             deleted = [{"id": row.id, "jobs": _delete(database, row)} for row in rows]
+            _empty_log(database)
     if as_json:
         print_json(deleted)
     else:
@@ -55,35 +57,43 @@ def delete_command(batches: tuple[str, ...], yes: bool, as_json: bool) -> None:
 
 
 @click.command("prune")
-@click.option("--older-than", "age_s", type=age, required=True, metavar="DURATION", help="Since their end: 12h, 30d.")
+@click.option("--older-than", "age_s", type=age, metavar="DURATION", help="Since their end: 12h, 30d.")
+@click.option("--vacuum", is_flag=True, help="Afterwards give the disk what the SQLite file has free.")
 @click.option("--dry-run", is_flag=True, help="Only show which ones.")
 @yes_option
 @json_option
 @database_option
-def prune_command(age_s: float, dry_run: bool, yes: bool, as_json: bool) -> None:
+@click.pass_context
+def prune_command(
+    ctx: click.Context, age_s: float | None, vacuum: bool, dry_run: bool, yes: bool, as_json: bool
+) -> None:
     """Delete batches that ended long ago.
 
-    Batches that have not ended stay, however old they are.
+    Batches that have not ended stay, however old they are. The file keeps the space for later batches: --vacuum, with
+    or without --older-than, writes it anew without, which needs room for two copies more, and what would be written
+    meanwhile waits.
 
     \b
     shardq prune --older-than 30d --dry-run
     shardq prune --older-than 30d --yes
+    shardq prune --vacuum
     """
+    if age_s is None and not vacuum:
+        raise click.UsageError("Say how old: --older-than 30d.", ctx)
     with opened() as database:
-        rows = [get_batch(database, found) for found in ended_before(database, database.now() - age_s)]
-        if rows:
-            _show(rows)
-        if rows and not dry_run:
-            with interruptible(lambda: _left(database, rows)):
-                confirm(f"delete {_both(rows)}", yes=yes)
-                deleted = set(prune(database, age_s))
-            rows = [row for row in rows if row.id in deleted]
+        rows = [] if age_s is None else _prune(database, age_s, dry_run=dry_run, yes=yes)
+        sizes = _vacuum(database) if vacuum and not dry_run else None
     if as_json:
-        print_json({"dry_run": dry_run, "batches": [{"id": row.id, "jobs": row.counts.total} for row in rows]})
-    elif not rows:
-        note(f"no batch ended more than {duration(age_s)} ago")
-    else:
+        batches = [{"id": row.id, "jobs": row.counts.total} for row in rows]
+        found: dict[str, Any] = {"dry_run": dry_run, "batches": batches}
+        print_json(found | ({"bytes_before": sizes[0], "bytes_after": sizes[1]} if sizes else {}))
+        return
+    if rows:
         click.echo(f"{'would delete' if dry_run else 'deleted'} {_both(rows)}")
+    elif age_s is not None:
+        note(f"no batch ended more than {duration(age_s)} ago")
+    if sizes:
+        click.echo(f"the file had {size(sizes[0])} and has {size(sizes[1])}")
 
 
 @click.command("backup")
@@ -109,6 +119,49 @@ def backup_command(ctx: click.Context, file: Path, as_json: bool) -> None:
         print_json({"path": str(file.absolute()), "bytes": num_bytes})
     else:
         click.echo(f"{file} ({size(num_bytes)})")
+
+
+def _prune(database: Database, age_s: float, *, dry_run: bool, yes: bool) -> list[BatchRow]:
+    """Delete, or only show; the batches."""
+    rows = [get_batch(database, found) for found in ended_before(database, database.now() - age_s)]
+    if not rows:
+        return []
+    _show(rows)
+    if dry_run:
+        return rows
+    with interruptible(lambda: _left(database, rows)):
+        confirm(f"delete {_both(rows)}", yes=yes)
+        try:
+            prune(database, age_s)
+        except DiskFull:
+            _tell_no_room()
+            prune(database, age_s, overwrite=False)
+        _empty_log(database)
+    return [row for row in rows if not _exists(database, row.id)]
+
+
+def _vacuum(database: Database) -> tuple[int, int]:
+    """Bytes of the file before and after."""
+    file = database.sqlite_file
+    if file is None:
+        raise CliError("PostgreSQL gives space back by its own VACUUM: --vacuum is for SQLite")
+    _empty_log(database)
+    before = file.stat().st_size
+    with interruptible(lambda: "the file is as it was"):
+        database.shrink()
+        _empty_log(database)
+    return before, file.stat().st_size
+
+
+def _empty_log(database: Database) -> None:
+    """The log has what was deleted until it is emptied."""
+    if not database.empty_log():
+        held = f"another process reads the database: its log {database.sqlite_file}-wal still holds what was there"
+        note(f"{held}; `shardq prune --vacuum` empties it once nobody reads")
+
+
+def _tell_no_room() -> None:
+    note("the disk has no room to overwrite them: their texts stay in the file until new ones take their place")
 
 
 def _check_ended(row: BatchRow) -> None:
@@ -138,6 +191,9 @@ def _exists(database: Database, batch_id: str) -> bool:
 def _delete(database: Database, row: BatchRow) -> int:
     try:
         return delete_batch(database, row.id)
+    except DiskFull:
+        _tell_no_room()
+        return delete_batch(database, row.id, overwrite=False)
     except BatchOpen as error:
         raise CliError(f"{error}: a retry opened it again; see `shardq status {row.id}`") from error
 

@@ -6,16 +6,19 @@ import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
 
 from cli.errors import ExitCode
+from storage import retention
 from storage.database import Database
+from storage.errors import DiskFull
 from storage.jobs import iterate_results
 from storage.states import JobState
 from tasks.heads import register_profile
-from tests.cli_runner import PROFILE, PROMPTS, Shardq, error_of
+from tests.cli_runner import PROFILE, PROMPTS, Shardq, error_of, numbered
 
 
 @pytest.fixture
@@ -106,6 +109,42 @@ def test_old_batches_are_pruned_and_young_and_open_ones_stay(run: Shardq) -> Non
     assert set(ids(run)) == {young, going}
 
 
+def test_what_was_deleted_is_overwritten_also_in_the_log(run: Shardq) -> None:
+    run.end_jobs(run.submit(b'{"prompt": "forget me"}\n', "--name", "secret"))
+    files = list(run.data_dir.iterdir())
+    assert any(b"forget me" in path.read_bytes() for path in files)
+    result = run("delete", "secret", "--yes")
+    assert "still holds" not in result.stderr
+    assert not any(b"forget me" in path.read_bytes() for path in run.data_dir.iterdir())
+
+
+def test_a_full_disk_deletes_without_overwriting_and_says_so(run: Shardq, monkeypatch: pytest.MonkeyPatch) -> None:
+    def short_of_room(database: Database, *arguments: Any, overwrite: bool = True) -> Any:
+        if overwrite:
+            raise DiskFull("the disk is full")
+        return wanted(database, *arguments, overwrite=overwrite)
+
+    for name, command in (("delete_batch", ["delete", "nightly"]), ("prune", ["prune", "--older-than", "0s"])):
+        wanted = getattr(retention, name)
+        monkeypatch.setattr(f"cli.commands.retention.{name}", short_of_room)
+        ended(run, "--name", "nightly")
+        result = run(*command, "--yes")
+        assert result.exit_code == ExitCode.OK
+        assert "no room to overwrite" in result.stderr
+        assert ids(run) == []
+
+
+def test_a_file_gives_its_free_space_back(run: Shardq) -> None:
+    run.end_jobs(run.submit(numbered(2000), "--name", "large"))
+    kept = ended(run)
+    assert run("delete", "large", "--yes").exit_code == ExitCode.OK
+    result = json.loads(run("prune", "--vacuum", "--json").stdout)
+    assert result["bytes_after"] < result["bytes_before"] / 4
+    assert result["bytes_after"] == (run.data_dir / "shardq.sqlite3").stat().st_size
+    assert run("prune", "--older-than", "30d", "--vacuum").stdout.startswith("the file had ")
+    assert ids(run) == [kept]
+
+
 def test_nothing_to_prune_needs_no_yes(run: Shardq) -> None:
     ended(run)
     result = run("prune", "--older-than", "30d")
@@ -114,7 +153,7 @@ def test_nothing_to_prune_needs_no_yes(run: Shardq) -> None:
 
 
 def test_an_age_must_be_named(run: Shardq) -> None:
-    assert run("prune").exit_code == ExitCode.USAGE
+    assert "--older-than 30d" in error_of(run("prune"))
     assert "expected a duration" in error_of(run("prune", "--older-than", "yesterday"))
 
 

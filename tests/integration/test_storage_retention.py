@@ -165,3 +165,65 @@ def test_postgresql_is_backed_up_by_its_own_tools(db: Database, tmp_path: Path) 
         pytest.skip("SQLite is backed up here")
     with pytest.raises(BackupFailed, match="pg_dump"):
         backup(db, tmp_path / "b")
+
+
+def left_of(text: str, directory: Path) -> dict[str, int]:
+    """How often a text stands in the files of a directory."""
+    found = {path.name: path.read_bytes().count(text.encode()) for path in directory.iterdir()}
+    return {name: number for name, number in found.items() if number}
+
+
+@pytest.mark.parametrize("size", [10, 3000, 60_000])
+def test_prompts_and_answers_of_a_deleted_batch_stand_in_no_file(file_db: Database, tmp_path: Path, size: int) -> None:
+    kept = submit(file_db, 3)
+    submission = begin_submission(file_db, NewBatch("hash"))
+    request = f'{{"prompt":"{"forget me " * (size // 10)}"}}'
+    add_jobs(file_db, submission, [NewJob(n, f"id-{n}", "m2", "u", request) for n in range(1, 31)])
+    batch_id = publish_batch(file_db, submission).id
+    for job in claim_waiting(file_db, "m2", max_jobs=99, max_bytes=10**9):
+        answer = "forget me " * (size // 5)
+        record_outcomes(file_db, [OutcomeRow(job.id, 1, "h", JobState.COMPLETED, answer, error_message="forget me")])
+    assert left_of("forget me", tmp_path)
+
+    delete_batch(file_db, batch_id)
+    assert file_db.empty_log()
+
+    assert left_of("forget me", tmp_path) == {}
+    assert len(list(iterate_results(file_db, kept))) == 3
+
+
+def test_where_there_is_no_room_to_overwrite_deleting_works_and_the_next_one_overwrites_again(
+    file_db: Database,
+) -> None:
+    first, second = submit(file_db, 1), submit(file_db, 1)
+    for batch_id in (first, second):
+        cancel_batch(file_db, batch_id)
+    assert delete_batch(file_db, first, overwrite=False) == 1
+    with file_db.read() as connection:
+        assert connection.exec_driver_sql("PRAGMA secure_delete").scalar_one() == 1
+    assert delete_batch(file_db, second) == 1
+
+
+def test_a_log_that_somebody_reads_is_not_emptied_until_he_has_done(tmp_path: Path) -> None:
+    with Database.open(f"sqlite:///{tmp_path}/shardq.sqlite3", busy_timeout_ms=50) as db:
+        batch_id = submit(db, 3)
+        with db.read() as connection:
+            connection.exec_driver_sql("SELECT count(*) FROM job").scalar_one()
+            cancel_batch(db, batch_id)
+            delete_batch(db, batch_id)
+            assert not db.empty_log()
+        assert db.empty_log()
+        assert (tmp_path / "shardq.sqlite3-wal").stat().st_size == 0
+
+
+def test_a_file_shrinks_to_what_it_holds(file_db: Database, tmp_path: Path) -> None:
+    kept, deleted = submit(file_db, 5), submit(file_db, 5000)
+    cancel_batch(file_db, deleted)
+    delete_batch(file_db, deleted)
+    assert file_db.empty_log()
+    before = (tmp_path / "shardq.sqlite3").stat().st_size
+    file_db.shrink()
+    assert file_db.empty_log()
+    assert (tmp_path / "shardq.sqlite3").stat().st_size < before / 4
+    assert len(list(iterate_results(file_db, kept))) == 5
+    assert submit(file_db, 2)
