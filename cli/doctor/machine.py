@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import shutil
@@ -101,10 +102,20 @@ def check_model(model: str | None) -> Iterator[Finding]:
         yield ok("model", f"{model} would come from the Hugging Face hub (`shardq models prepare {model}`)")
 
 
+def _indexed(path: Path) -> list[str]:
+    """The weight files that the directory's index names; none where there is no index that can be read."""
+    try:
+        names = json.loads((path / "model.safetensors.index.json").read_text(encoding="utf-8"))["weight_map"].values()
+        return sorted({str(name) for name in names})
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return []
+
+
 def _directory(path: Path) -> Finding:
-    missing = [name for name in ("config.json",) if not (path / name).is_file()]
+    missing = [name for name in ("config.json", *_indexed(path)) if not (path / name).is_file()]
     weights = sorted(path.glob("*.safetensors"))
     if missing or not weights:
-        lacks = " and ".join([*missing, *([] if weights else ["*.safetensors"])])
-        return failed("model", f"{path} lacks {lacks}")
+        lacks = [*missing, *([] if weights else ["*.safetensors"])]
+        more = f" and {len(lacks) - 2} more" if len(lacks) > 2 else ""
+        return failed("model", f"{path} lacks {' and '.join(lacks[:2])}{more}")
     return ok("model", f"{path}, {size(sum(file.stat().st_size for file in weights))} of weights")

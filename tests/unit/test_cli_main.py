@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 
 from cli.client.references import check_name
 from cli.commands.workers import head_command, tail_command, worker_arguments
+from cli.doctor.machine import check_model
 from cli.errors import ExitCode, InputRefused
 from cli.main import COMMANDS, shardq
 from cli.options import count_or_auto, given
@@ -61,7 +62,7 @@ def test_preparing_a_model_says_where_texts_end_and_which_end_may_be_missing(run
     assert "Warning: the chat template writes <|im_end|> (258) behind an answer" in found.stderr
 
 
-def test_a_model_of_which_a_part_is_absent_is_not_prepared(run: Shardq, tmp_path: Path) -> None:
+def test_a_model_of_which_a_part_is_absent_is_not_called_good(run: Shardq, tmp_path: Path) -> None:
     model = tiny_model(tmp_path / "model")
     index = {"weight_map": {"model.norm.weight": "model-00002-of-00002.safetensors"}}
     names = load_file(model / "model.safetensors")
@@ -70,6 +71,8 @@ def test_a_model_of_which_a_part_is_absent_is_not_prepared(run: Shardq, tmp_path
     result = run("models", "prepare", str(model))
     assert result.exit_code == ExitCode.ERROR
     assert "model-00002-of-00002.safetensors is missing" in error_of(result)
+    (finding,) = check_model(str(model))
+    assert (finding.grade, finding.text) == ("failed", f"{model} lacks model-00002-of-00002.safetensors")
 
 
 def examples_of(command: click.Command | None) -> list[list[str]]:

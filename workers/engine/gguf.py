@@ -166,7 +166,7 @@ def parts(path: Path) -> tuple[Path, ...]:
         raise ModelNotFound(f"GGUF file {path} does not exist")
     if missing:
         raise ModelNotFound(
-            f"{missing[0]} is missing: {path.name} is one of {len(files)} parts, {len(missing)} are absent"
+            f"{missing[0]} is missing: {path.name} is one of {len(files)} parts, {len(missing)} of them absent"
         )
     return tuple(files)
 
