@@ -13,10 +13,6 @@ _STEPS = {
     "BatchEmpty": "give the file at least one prompt",
     "SubmissionSuperseded": "submit the file again",
     "DatabaseUnavailable": "look at SHARDQ_DATABASE_URL, or run `shardq doctor`",
-    "QueueUnreachable": "start one with `shardq up`, or set SHARDQ_BROKER_URL; `shardq doctor` looks closer",
-    "QueueRefused": "look at the user and password in SHARDQ_BROKER_URL; `shardq doctor` looks closer",
-    "RelayUnreachable": "start one with `shardq up`, or set SHARDQ_RELAY_URL; `shardq doctor` looks closer",
-    "RelayRefused": "look at the user and password in SHARDQ_RELAY_URL; `shardq doctor` looks closer",
 }
 
 

@@ -132,6 +132,7 @@ _STYLES = {
     "in_progress": "cyan",
     "running": "cyan",
     "ok": "green",
+    "skipped": "dim",
     "warning": "yellow",
 }
 

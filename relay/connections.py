@@ -13,30 +13,38 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from relay.causes import distrust, refusal, silence
 from relay.errors import LinkLost, RelayError, RelayRefused, RelayUnreachable
+from relay.greeting import noticing
 from relay.guard import redact
-from relay.tls import Address, distrusts
+from relay.tls import Address
 
 #: errors after which a new connection may do better
 TRANSIENT = (redis.ConnectionError, redis.TimeoutError, OSError)
 
+#: the variable with the server's address
+SETTING = "SHARDQ_RELAY_URL"
 #: seconds between two attempts to connect, growing up to the second value
 _BACKOFF_S = (0.05, 0.5)
 
 
 def translate(error: Exception, url: str) -> RelayError:
-    """The relay's error for one of redis-py's, naming the server without its password."""
+    """The relay's error for one of redis-py's, naming the server without its password, the cause and what to do."""
     place = redact(url)
-    if distrusts(error):
-        return RelayRefused(f"the certificate of Redis at {place} is not accepted: {error} (SHARDQ_TLS_CA)")
-    # redis-py calls a refused password a connection error
-    if isinstance(error, redis.AuthenticationError | redis.exceptions.AuthorizationError):
-        return RelayRefused(f"Redis at {place} refuses the login: {error}")
-    if isinstance(error, redis.exceptions.NoPermissionError):
-        return RelayRefused(f"Redis at {place} refuses a command: {error}")
+    if text := distrust(error):
+        return RelayRefused(f"the certificate of Redis at {place} is not accepted: {text}")
+    if text := refusal(error, SETTING):
+        # redis-py calls a refused password a connection error
+        is_login = isinstance(error, redis.AuthenticationError | redis.exceptions.AuthorizationError)
+        what = "refuses the login" if is_login else "refuses a command" if _is_answer(error) else "cannot be used"
+        return RelayRefused(f"Redis at {place} {what}: {text}")
     if isinstance(error, TRANSIENT):
-        return RelayUnreachable(f"Redis at {place} does not answer: {error}")
+        return RelayUnreachable(f"Redis at {place} does not answer: {silence(error, SETTING)}")
     return RelayError(f"Redis at {place}: {error}")
+
+
+def _is_answer(error: Exception) -> bool:
+    return isinstance(error, redis.ResponseError)
 
 
 class RawConnection(Protocol):
@@ -59,12 +67,12 @@ class Connections:
         self.url = address.url
         common: dict[str, Any] = {
             "retry": Retry(NoBackoff(), 0),
-            "socket_keepalive": True,
             "socket_read_size": 1 << 20,
             "decode_responses": False,
             "health_check_interval": 0,
             # raw connections read replies in the older, positional shape
             "protocol": 2,
+            **noticing(address.url),
             **address.tls,
         }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 from urllib.parse import SplitResult, parse_qsl, urlsplit
 
 from relay.errors import RelayRefused, RelayUrlInvalid
@@ -10,6 +11,9 @@ from relay.errors import RelayRefused, RelayUrlInvalid
 _SCHEMES = ("redis", "rediss", "unix")
 #: what may stand behind the `?` of an address: redis-py would take host and password from there, too
 QUERY_NAMES = frozenset({"ssl_ca_certs", "ssl_cert_reqs", "ssl_check_hostname", "ssl_certfile", "ssl_keyfile"})
+
+#: behind host and port: nothing is 0, and redis-py would take anything else for 0, too
+_DATABASE = re.compile(r"(/[0-9]*)?")
 
 _EXPECTED = "expected redis://[user:password@]host:port/0, rediss://… (TLS) or unix:///path"
 
@@ -64,6 +68,8 @@ def _split(url: str, setting: str) -> SplitResult:
             f"{setting}: {', '.join(unknown)} cannot be given behind the `?` of an address; "
             f"known are {', '.join(sorted(QUERY_NAMES))}"
         )
+    if parts.scheme != "unix" and not _DATABASE.fullmatch(parts.path):
+        raise RelayUrlInvalid(f"{setting} = {redact(url)}: the database at its end must be a number, /0 mostly")
     if parts.fragment:
         raise RelayUrlInvalid(f"{setting}: write `#` in a password as %23, `/` as %2F, `?` as %3F, `@` as %40")
     return parts

@@ -11,20 +11,18 @@ from contextlib import contextmanager
 import redis
 from redis.backoff import NoBackoff
 from redis.connection import Connection
-from redis.exceptions import (
-    AuthenticationError,
-    AuthorizationError,
-    NoPermissionError,
-    OutOfMemoryError,
-    ReadOnlyError,
-)
+from redis.exceptions import AuthenticationError, AuthorizationError, OutOfMemoryError, ReadOnlyError
 from redis.retry import Retry
 
+from relay.causes import distrust, refusal, silence
 from relay.errors import RelayRefused
-from relay.tls import Address, address_of, distrusts
+from relay.greeting import noticing
+from relay.tls import Address, address_of
 from tasks.errors import QueueFull, QueueRefused, QueueUnreachable, TaskError
 from tasks.settings import TaskSettings
 
+#: the variable with the server's address
+SETTING = "SHARDQ_BROKER_URL"
 #: seconds after which a command or a connection attempt is given up
 SOCKET_TIMEOUT_S = 10.0
 CONNECT_TIMEOUT_S = 5.0
@@ -41,7 +39,7 @@ def check_settings(settings: TaskSettings) -> Address:
             settings.broker_url,
             settings.tls_ca,
             allow_insecure=settings.allow_insecure,
-            setting="SHARDQ_BROKER_URL",
+            setting=SETTING,
         )
     except RelayRefused as error:
         raise QueueRefused(str(error)) from error
@@ -71,23 +69,25 @@ def connect(settings: TaskSettings, *, timeout_s: float = SOCKET_TIMEOUT_S) -> r
         address.url,
         socket_timeout=timeout_s,
         socket_connect_timeout=min(timeout_s, CONNECT_TIMEOUT_S),
-        socket_keepalive=True,
         health_check_interval=HEALTH_CHECK_S,
         retry=Retry(NoBackoff(), 1, supported_errors=(redis.ConnectionError,)),
         protocol=2,
+        **noticing(address.url),
         **address.tls,
     )
     return redis.Redis.from_pool(pool)
 
 
 def as_task_error(error: redis.RedisError) -> TaskError | None:
-    """This package's error for one of the client's; None for one that is a mistake of our own."""
-    if isinstance(error, (AuthenticationError, AuthorizationError, NoPermissionError)):
-        return QueueRefused(f"the queue server refuses us: {error}")
-    if distrusts(error):
-        return QueueRefused(f"the queue server's certificate is not accepted: {error} (SHARDQ_TLS_CA)")
+    """This package's error for one of the client's, with what to do; None for one that is a mistake of our own."""
+    if text := distrust(error):
+        return QueueRefused(f"the queue server's certificate is not accepted: {text}")
+    if text := refusal(error, SETTING):
+        if isinstance(error, redis.ResponseError | AuthenticationError | AuthorizationError):
+            return QueueRefused(f"the queue server refuses us: {text}")
+        return QueueRefused(f"the queue server cannot be used: {text}")
     if isinstance(error, (redis.ConnectionError, redis.TimeoutError)):
-        return QueueUnreachable(f"the queue server does not answer: {error}")
+        return QueueUnreachable(f"the queue server does not answer: {silence(error, SETTING)}")
     if isinstance(error, OutOfMemoryError):
         return QueueFull("the queue server is out of memory (maxmemory): give it more, or wait until jobs are done")
     if isinstance(error, ReadOnlyError):

@@ -206,6 +206,12 @@ def states(client: redis.Redis) -> dict[str, HeadInfo | None]:
     return {name: _readable(value) if value else None for name, value in presences(client).items()}
 
 
+def told_by(client: redis.Redis, head_id: str) -> HeadInfo | None:
+    """What one head tells; None if it is dead, or tells what cannot be read."""
+    value = client.get(keys.head(head_id))
+    return _readable(value) if value else None
+
+
 def _readable(value: bytes | str) -> HeadInfo | None:
     """A head of another version may tell other things; it must not stop those who look at all heads."""
     try:

@@ -9,11 +9,12 @@ from functools import partial
 
 import click
 
-from cli.doctor.findings import Finding, Grade, show
+from cli.doctor.findings import Finding, Grade, ok, show
 from cli.doctor.link import COST_PER_GB, check_link
 from cli.doctor.machine import check_database, check_disk, check_model, check_versions
-from cli.doctor.security import check_security
-from cli.doctor.servers import check_queue, check_wire
+from cli.doctor.queue import check_queue
+from cli.doctor.roles import Place, Role, place_of
+from cli.doctor.wire import check_wire
 from cli.errors import ExitCode
 from cli.options import broker_option, database_option, insecure_option, json_option, relay_option
 from cli.output import print_json
@@ -21,6 +22,11 @@ from cli.output import print_json
 
 @click.command("doctor")
 @click.option("--model", metavar="MODEL", help="Also look at this model's files.  [env: SHARDQ_MODEL]")
+@click.option(
+    "--role",
+    type=click.Choice([each.value for each in Role]),
+    help="What this machine is there for. Default: as account and settings say, else `client`.",
+)
 @click.option("--link", is_flag=True, help="Measure the link instead, and say what to expect of it.")
 @click.option(
     "--cost-per-gb",
@@ -35,22 +41,26 @@ from cli.output import print_json
 @relay_option
 @insecure_option
 @click.pass_context
-def doctor_command(ctx: click.Context, model: str | None, link: bool, cost_per_gb: float, as_json: bool) -> None:
+def doctor_command(
+    ctx: click.Context, role: str | None, model: str | None, link: bool, cost_per_gb: float, as_json: bool
+) -> None:
     """Say what is wrong with this installation.
 
     Looks at versions, disk, database, both Redis servers, their certificates, bookkeeper, heads, tails and a
-    model's files. Shows no password.
+    model's files, as far as the role of this machine needs them and its account may see them. Shows no password.
     With --link: this machine's way to both servers, and for every pair at work tokens/s, GB and cost an hour, and
     what limits it.
-    Exit status 1 if something does not work.
+    Exit status 1 if something does not work that this role needs.
 
     \b
     shardq doctor
+    shardq doctor --role head
     shardq doctor --model ./Qwen2.5-7B-Instruct
     shardq doctor --link
     """
     findings: list[Finding] = []
-    checks = [partial(check_link, cost_per_gb)] if link else _checks(model or os.environ.get("SHARDQ_MODEL"))
+    model = model or os.environ.get("SHARDQ_MODEL")
+    checks = [partial(check_link, cost_per_gb)] if link else _checks(place_of(Role(role) if role else None), model)
     for check in checks:
         for finding in check():
             findings.append(finding)
@@ -62,13 +72,13 @@ def doctor_command(ctx: click.Context, model: str | None, link: bool, cost_per_g
         ctx.exit(ExitCode.ERROR)
 
 
-def _checks(model: str | None) -> list[Callable[[], Iterator[Finding]]]:
-    return [
-        check_versions,
-        check_disk,
-        check_database,
-        check_queue,
-        check_wire,
-        check_security,
-        lambda: check_model(model),
-    ]
+def _checks(place: Place, model: str | None) -> Iterator[Callable[[], Iterator[Finding]]]:
+    yield lambda: iter([ok("role", f"{place.role}, {place.reason}")])
+    yield partial(check_versions, place)
+    yield check_disk
+    if place.role in (Role.HOST, Role.CLIENT):
+        yield check_database
+    yield partial(check_queue, place, model)
+    yield partial(check_wire, place, model)
+    if place.role != Role.FLOWER:
+        yield partial(check_model, model)

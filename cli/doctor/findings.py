@@ -13,6 +13,7 @@ class Grade(StrEnum):
     """How a check ended; only `FAILED` makes the exit status 1."""
 
     OK = "ok"
+    SKIPPED = "skipped"
     WARNING = "warning"
     FAILED = "failed"
 
@@ -30,6 +31,11 @@ class Finding:
 def ok(check: str, text: str) -> Finding:
     """All is well."""
     return Finding(check, Grade.OK, text)
+
+
+def skipped(check: str, text: str) -> Finding:
+    """Was not looked at: the account may not, or the role has no use for it."""
+    return Finding(check, Grade.SKIPPED, text)
 
 
 def warning(check: str, text: str) -> Finding:

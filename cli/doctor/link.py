@@ -60,7 +60,7 @@ def _wire_leg() -> Iterator[Finding]:
             rtt_ms = 1000 * relay.ping()
             yield _bandwidth(relay, rtt_ms)
     except RelayError as error:
-        yield failed("wire leg", f"{error} (SHARDQ_RELAY_URL; is Redis running there?)")
+        yield failed("wire leg", str(error))
 
 
 def _bandwidth(relay: RedisRelay, rtt_ms: float) -> Finding:

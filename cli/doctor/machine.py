@@ -13,6 +13,7 @@ from pathlib import Path
 
 from cli.database import opened
 from cli.doctor.findings import Finding, failed, ok, warning
+from cli.doctor.roles import Place, Role
 from cli.errors import NotFound
 from cli.output import size
 from cli.packaged_model import find
@@ -36,7 +37,7 @@ def _versions(names: list[str]) -> tuple[str, list[str]]:
     return ", ".join(found), missing
 
 
-def check_versions() -> Iterator[Finding]:
+def check_versions(place: Place) -> Iterator[Finding]:
     """Python and packages; nothing is imported."""
     yield ok("python", f"{platform.python_version()} on {platform.system()} {platform.machine()}, {sys.prefix}")
     found, missing = _versions(PACKAGES)
@@ -47,7 +48,9 @@ def check_versions() -> Iterator[Finding]:
     found, missing = _versions(WORKER_PACKAGES)
     if missing:
         text = f"not installed: {', '.join(missing)}; this machine cannot run a model"
-        yield warning("worker", f"{text} (`pip install 'shardq[worker]'` if it should)")
+        cure = "`pip install 'shardq[worker]'`"
+        runs_one = place.role in (Role.HEAD, Role.TAIL)
+        yield failed("worker", f"{text}: run {cure}") if runs_one else ok("worker", f"{text} ({cure} if it should)")
     else:
         yield ok("worker", found)
 

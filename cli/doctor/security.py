@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
@@ -12,32 +13,23 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from cli.doctor.findings import Finding, failed, ok, warning
-from relay.errors import RelayError
 from relay.guard import is_local, redact
-from relay.settings import RelaySettings
 from relay.tls import Address, address_of, expires_at
-from tasks.settings import TaskSettings
 
 #: seconds that a look at a certificate may take, and days below which it is worth a word
 CERTIFICATE_TIMEOUT_S = 5.0
 MIN_CERTIFICATE_DAYS = 30
+#: server → the variable with its address
+SETTINGS = {"queue": "SHARDQ_BROKER_URL", "wire": "SHARDQ_RELAY_URL"}
 
 
-def check_security() -> Iterator[Finding]:
-    """Who can listen, who can get in, and how long the certificates last."""
-    tasks, relay = TaskSettings(), RelaySettings()
-    for check, url, setting in (
-        ("queue TLS", tasks.broker_url, "SHARDQ_BROKER_URL"),
-        ("wire TLS", relay.url, "SHARDQ_RELAY_URL"),
-    ):
-        try:
-            address = address_of(url, relay.tls_ca, allow_insecure=tasks.allow_insecure, setting=setting)
-        except RelayError as error:
-            yield failed(check, str(error))
-            continue
-        yield _tls(check, address, setting)
-        if not is_local(urlsplit(address.url)) and _lets_anybody_in(address):
-            yield failed(check, f"{redact(url)} lets everybody in without a password: see `shardq init-server`")
+def check_connection(server: str, url: str, tls_ca: Path | None) -> Iterator[Finding]:
+    """Of a server that answers: who can listen, who can get in, how long its certificate lasts."""
+    address = address_of(url, tls_ca, allow_insecure=True)
+    yield _tls(f"{server} TLS", address, SETTINGS[server])
+    if not is_local(urlsplit(address.url)) and _lets_anybody_in(address):
+        text = f"{redact(url)} lets everybody in without a password: see `shardq init-server`"
+        yield failed(f"{server} TLS", text)
 
 
 def _tls(check: str, address: Address, setting: str) -> Finding:

@@ -27,7 +27,7 @@ def test_a_tail_that_does_not_fit_is_named_with_both_sides_wherever_one_looks(sy
     top = json.loads(system.shardq("top", "--once", "--json").stdout)
     assert set(top["obstacles"]) == {f"head {name} takes no jobs: {text}" for name, text in said.items()}
     findings = json.loads(system.shardq("doctor", "--json").stdout)
-    warned = [finding["text"] for finding in findings if finding["grade"] == "warning"]
+    warned = [finding["text"] for finding in findings if finding["grade"] in ("failed", "warning")]
     assert f"fixed serves tiny with 8 slots, but takes no jobs: {said['fixed']}" in warned
     (tail,) = (text for text in warned if "layers from 1, up to 8 slots, but head " in text)
     assert all(text in tail for text in said.values())

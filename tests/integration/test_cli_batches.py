@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import sqlite3
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -14,6 +15,9 @@ import pytest
 import redis
 
 from cli.errors import ExitCode
+from relay.keys import new_tail_id
+from relay.streams import RedisRelay
+from relay.transport import TailInfo
 from storage.states import JobState
 from tasks import keys
 from tasks.feeder import feed_once
@@ -373,30 +377,52 @@ def test_models_are_listed_and_forgotten(run: Shardq, served: str) -> None:
     assert "no model 'tiny'" in error_of(run("models", "forget", "tiny"))
 
 
-def test_doctor_finds_the_servers_and_says_what_is_missing(run: Shardq, redis_url: str) -> None:
-    result = run("doctor", "--json", SHARDQ_RELAY_URL=redis_url)
+@pytest.mark.parametrize(("role", "failing"), [("client", {"bookkeeper", "heads"}), ("host", {"bookkeeper"})])
+def test_doctor_finds_the_servers_and_says_what_is_missing(
+    run: Shardq, redis_url: str, role: str, failing: set[str]
+) -> None:
+    result = run("doctor", "--json", "--role", role, SHARDQ_RELAY_URL=redis_url)
     findings = {finding["check"]: finding for finding in json.loads(result.stdout)}
-    assert result.exit_code == ExitCode.OK
+    assert result.exit_code == ExitCode.ERROR
     assert findings["wire"]["grade"] == "ok"
     assert findings["database"]["grade"] == "ok"
-    assert findings["bookkeeper"]["grade"] == "warning"
+    assert {check for check, finding in findings.items() if finding["grade"] == "failed"} == failing
+    assert "shardq bookkeeper" in findings["bookkeeper"]["text"]
     assert "shardq head" in findings["heads"]["text"]
     assert "shardq tail" in findings["tails"]["text"]
+
+
+def test_doctor_takes_who_names_no_role_for_one_who_submits(run: Shardq, redis_url: str) -> None:
+    urls = {"SHARDQ_RELAY_URL": redis_url}
+    assert "client, for nothing says otherwise" in run("doctor", **urls).stdout
+    assert "tail, by SHARDQ_TAIL_NAME" in run("doctor", **urls, SHARDQ_TAIL_NAME="b").stdout
+    assert "head, by SHARDQ_HEAD_ID" in run("doctor", **urls, SHARDQ_HEAD_ID="a").stdout
+    assert "host, as --role says" in run("doctor", "--role", "host", **urls, SHARDQ_HEAD_ID="a").stdout
+
+
+def test_doctor_sees_whether_its_own_tail_is_alive_where_nobody_has_accounts(run: Shardq, redis_url: str) -> None:
+    def tails() -> str:
+        shown = json.loads(run("doctor", "--json", SHARDQ_RELAY_URL=redis_url, SHARDQ_TAIL_NAME="b").stdout)
+        return next(f"{each['grade']}: {each['text']}" for each in shown if each["check"] == "tails")
+
+    assert tails() == "failed: b is not alive: start it with `shardq tail`"
+    with closing(RedisRelay(redis_url)) as relay:
+        relay.announce(TailInfo(new_tail_id("b"), PROFILE, 5, 8, 65, time.time()))
+        assert tails() == "ok: b is alive"
 
 
 def test_doctor_wants_no_demo_model_where_none_can_run(
     run: Shardq, redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def found() -> dict[str, str]:
-        return {
-            each["check"]: each["grade"]
-            for each in json.loads(run("doctor", "--json", SHARDQ_RELAY_URL=redis_url).stdout)
-        }
+    def found(*options: str) -> dict[str, str]:
+        shown = json.loads(run("doctor", "--json", *options, SHARDQ_RELAY_URL=redis_url).stdout)
+        return {each["check"]: each["grade"] for each in shown}
 
     assert "demo model" in found()
     monkeypatch.setattr("cli.doctor.machine.WORKER_PACKAGES", ["torch-that-is-not-here"])
-    assert found()["worker"] == "warning"
+    assert found()["worker"] == "ok"
     assert "demo model" not in found()
+    assert found("--role", "head")["worker"] == "failed"
 
 
 def test_doctor_finds_a_damaged_database(run: Shardq, redis_url: str) -> None:
@@ -416,8 +442,7 @@ def test_doctor_finds_a_damaged_database(run: Shardq, redis_url: str) -> None:
 def test_doctor_fails_when_a_server_is_not_there(run: Shardq, redis_url: str) -> None:
     result = run("doctor", SHARDQ_RELAY_URL="redis://127.0.0.1:1/0")
     assert result.exit_code == ExitCode.ERROR
-    (line,) = [text for text in result.stdout.splitlines() if text.startswith("failed")]
-    assert "wire" in line
+    (line,) = [text for text in result.stdout.splitlines() if text.startswith("failed  wire")]
     assert "SHARDQ_RELAY_URL" in line
 
 

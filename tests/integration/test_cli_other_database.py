@@ -83,7 +83,7 @@ def test_status_and_doctor_say_why_results_will_not_come(run: Shardq, host: Shar
     (finding,) = [finding for finding in json.loads(found.stdout) if finding["check"] == "kept"]
     assert (found.exit_code, finding["grade"]) == (ExitCode.ERROR, "failed")
     assert kept in finding["text"]
-    assert host("doctor").exit_code == ExitCode.OK
+    assert host("doctor", "--role", "host").exit_code == ExitCode.OK
 
 
 def put_aside(client: redis.Redis, *jobs: str) -> None:

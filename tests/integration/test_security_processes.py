@@ -38,6 +38,8 @@ class Installation:
         self._flower_port = free_port()
         #: what Flower counted, once asked
         self.metrics = ""
+        #: of every account: what `doctor` found while all was well
+        self.doctor: dict[str, subprocess.CompletedProcess[str]] = {}
         self._processes = Processes(lambda name, line: self._lines.append(f"{name} | {line}"))
 
     @property
@@ -167,7 +169,8 @@ def finished(installation: Installation) -> Finished:
     installation.wait_until(installation.ask_flower, "Flower")
     batch = installation.run("client", "submit", "-", "--wait", "--model", MODEL, stdin=PROMPTS)
     installation.run("client", "status")
-    installation.run("bookkeeper", "doctor")
+    for user in installation.servers.users():
+        installation.doctor[user] = installation.run(user, "doctor", "--json")
     # long enough for every thread's beat, sweep, probe and renewal
     time.sleep(3.0)
     installation.ask_flower()
@@ -196,6 +199,13 @@ def test_client_env_used_as_it_is_with_a_database_of_ones_own_is_refused_before_
     assert installation.servers.denied() == []
     doctor = {finding["check"]: finding for finding in json.loads(own("doctor", "--json").stdout)}
     assert (doctor["kept"]["grade"], doctor["rejected"]["grade"]) == ("failed", "ok")
+
+
+def test_doctor_finds_nothing_wrong_under_any_account_while_all_is_well(finished: Finished) -> None:
+    installation, _, _ = finished
+    for user, result in installation.doctor.items():
+        found = [each for each in json.loads(result.stdout) if each["grade"] not in ("ok", "skipped")]
+        assert (user, result.returncode, found) == (user, 0, [])
 
 
 def test_no_password_is_in_a_command_line(finished: Finished) -> None:

@@ -11,12 +11,12 @@ import redis
 from kombu.exceptions import OperationalError
 from redis.asyncio import Redis as AsyncRedis
 
-from relay.errors import RelayRefused, RelayUnreachable
+from relay.errors import RelayRefused
 from relay.settings import RelaySettings
 from relay.streams import RedisRelay
 from tasks.app import make_app
 from tasks.connection import connect, ping
-from tasks.errors import QueueRefused, QueueUnreachable
+from tasks.errors import QueueRefused
 from tasks.settings import TaskSettings
 from tests.secured_servers import SecuredServers, init_server, secured_servers
 from tests.tls_proxy import TlsProxy
@@ -116,19 +116,23 @@ def test_verification_can_be_switched_off_explicitly(
     way(f"{url_of(servers)}?ssl_cert_reqs=none", None)
 
 
-def test_without_tls_nothing_is_answered(servers: SecuredServers) -> None:
+def test_an_address_without_tls_of_a_server_with_tls_says_which_scheme_to_write(servers: SecuredServers) -> None:
     plain = url_of(servers).replace("rediss://", "redis://")
-    with pytest.raises(QueueUnreachable):
+    with pytest.raises(QueueRefused, match="speaks TLS: write rediss:// in SHARDQ_BROKER_URL"):
         with_client(plain, None)
-    with pytest.raises(RelayUnreachable):
+    with pytest.raises(RelayRefused, match="speaks TLS: write rediss:// in SHARDQ_RELAY_URL"):
         with_relay(plain, None)
 
 
-def test_a_server_without_tls_is_not_taken_for_one_with(servers: SecuredServers) -> None:
+def test_an_address_with_tls_of_a_server_without_says_which_scheme_to_write(
+    servers: SecuredServers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # a plain Redis waits for the end of a line that a handshake need not have
+    monkeypatch.setattr("relay.greeting.HANDSHAKE_S", 0.5)
     url = url_of(servers).replace(f":{servers.queue.port}/", f":{servers.queue.plain_port}/")
-    with pytest.raises((QueueUnreachable, QueueRefused)):
+    with pytest.raises(QueueRefused, match="speaks no TLS: write redis:// in SHARDQ_BROKER_URL"):
         with_client(url, servers.ca)
-    with pytest.raises((RelayUnreachable, RelayRefused)):
+    with pytest.raises(RelayRefused, match="speaks no TLS: write redis:// in SHARDQ_RELAY_URL"):
         with_relay(url, servers.ca)
 
 
