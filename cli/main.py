@@ -50,6 +50,7 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "bookkeeper": ("cli.commands.workers", "Keep the database: feed, record and reconcile jobs."),
         "flower": ("cli.commands.flower", "Run the Flower dashboard."),
         "init-server": ("cli.commands.init_server", "Write what the public host needs to be safe."),
+        "server": ("cli.commands.server", "Accounts and files of a public host."),
     },
     "One machine": {
         "up": ("cli.commands.up", "Run everything in this terminal, Redis included."),

@@ -62,7 +62,7 @@ class SecuredServers:
 
     def passwords(self) -> set[str]:
         """All passwords there are."""
-        urls = [value for user in self.users() for value in self.variables(user).values() if "://" in value]
+        urls = [value for user in self.users() for value in self.variables(user).values() if "rediss://" in value]
         return {urlsplit(url).password or "" for url in urls}
 
     def users(self) -> list[str]:

@@ -16,8 +16,9 @@ import click
 from cli.errors import CliError
 from cli.hosting import certificates
 from cli.hosting.certificates import Certificates
-from cli.hosting.server_files import HeadName, ServerPlan, files, head_user, tail_user, write_files
-from cli.hosting.web_proxy import WEB_USER, password_file
+from cli.hosting.server_files import HeadName, ServerPlan, TailName, files, write_files
+from cli.hosting.web_proxy import WEB_USER, password_file, wheel_directory
+from cli.hosting.wheel import put_wheel
 from cli.interruption import interruptible
 from cli.manner import manner
 from cli.options import refuse_password
@@ -86,6 +87,10 @@ def init_server_command(directory: Path, database_url: str | None, **options: An
     with interruptible(lambda: _left(plan.directory)):
         _write(plan)
     note(f"wrote {plan.directory}: servers for {plan.host}, ports {plan.queue_port} (queue), {plan.wire_port} (wire)")
+    try:
+        put_wheel(plan.directory)
+    except CliError as error:
+        note(f"no wheel for notebooks in {wheel_directory(plan.directory)}: {error}")
     for line in _next_steps(plan):
         click.echo(line)
 
@@ -125,8 +130,8 @@ def _plan(
         web_port=web_port,
         queue_memory=_memory("--queue-memory", queue_memory),
         wire_memory=_memory("--wire-memory", wire_memory),
-        heads=_heads(heads or ["head"]),
-        tails=_tails(tails or ["tail"]),
+        heads=read_heads(heads or ["head"]),
+        tails=read_tails(tails or ["tail"]),
         remote_ca=ca_path,
         database_url=database_url,
         certificates=_certificates(cert, key, ca, names, days),
@@ -199,11 +204,11 @@ def _next_steps(plan: ServerPlan) -> Iterator[str]:
     yield "to the other machines, over SSH only, for the env files hold passwords:"
     ca = " and ca/ca.crt" if plan.has_ca else ""
     for head in plan.heads:
-        yield f"  head {head.head_id}: {place}/env/{head_user(head.head_id)}.env{ca}"
+        yield f"  head {head.head_id}: {place}/env/{head.user}.env{ca}"
     if plan.has_remote_clients:
         yield f"  whoever submits: {place}/env/client.env{ca}; it holds the database's address"
-    for name in plan.tails:
-        yield f"  tail {name}: {place}/env/{tail_user(name)}.env{ca}"
+    for tail in plan.tails:
+        yield f"  tail {tail.name}: {place}/env/{tail.user}.env{ca}"
     if plan.has_ca:
         yield f"  ca.crt is expected at {plan.remote_ca} there (SHARDQ_TLS_CA in the env files)"
 
@@ -218,7 +223,8 @@ def _who_submits(plan: ServerPlan) -> Iterator[str]:
     yield f"  and from elsewhere over ssh: `ssh {plan.host} shardq submit - < prompts.jsonl`"
 
 
-def _heads(values: Sequence[str]) -> tuple[HeadName, ...]:
+def read_heads(values: Sequence[str]) -> tuple[HeadName, ...]:
+    """The heads that `--head` names. Raises click's errors."""
     heads = []
     for value in values:
         head_id, equals, model = value.partition("=")
@@ -229,12 +235,13 @@ def _heads(values: Sequence[str]) -> tuple[HeadName, ...]:
     return tuple(heads)
 
 
-def _tails(values: Sequence[str]) -> tuple[str, ...]:
+def read_tails(values: Sequence[str]) -> tuple[TailName, ...]:
+    """The tails that `--tail` names. Raises click's errors."""
     for value in values:
         if not _ID.fullmatch(value):
             raise click.BadParameter(f"--tail {value!r}: use letters, digits, '.', '_' or '-'.")
     _all_different("--tail", values)
-    return tuple(values)
+    return tuple(TailName(value) for value in values)
 
 
 def _all_different(option: str, values: Sequence[str]) -> None:

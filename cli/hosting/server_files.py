@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cli.hosting.certificates import Certificates
-from cli.hosting.web_proxy import nginx_conf, password_line
+from cli.hosting.web_proxy import WHEELS_PATH, nginx_conf, password_line
 from relay import acl as wire_acl
 from tasks import acl as queue_acl
 
@@ -27,6 +27,65 @@ class HeadName:
 
     head_id: str
     model: str | None = None
+
+    @property
+    def user(self) -> str:
+        """Its account."""
+        return "head" if self.head_id == "head" else f"head-{self.head_id}"
+
+    def queue_rules(self) -> list[str]:
+        """What it may do on the queue server."""
+        return queue_acl.for_head(self.head_id, self.model)
+
+    def wire_rules(self) -> list[str]:
+        """What it may do on the wire server."""
+        return wire_acl.for_head()
+
+    def variables(self, reach: Reach) -> list[str]:
+        """What it is told beside the addresses."""
+        name = [f"SHARDQ_NAME={self.model}"] if self.model is not None else []
+        return [f"SHARDQ_HEAD_ID={self.head_id}", *name, _wheels(reach)]
+
+
+@dataclass(frozen=True, slots=True)
+class TailName:
+    """The name that tails of one account have."""
+
+    name: str
+
+    @property
+    def user(self) -> str:
+        """Its account; on the wire server only."""
+        return "tail" if self.name == "tail" else f"tail-{self.name}"
+
+    def wire_rules(self) -> list[str]:
+        """What it may do on the wire server."""
+        return wire_acl.for_tail(self.name)
+
+    def variables(self, reach: Reach) -> list[str]:
+        """What it is told beside the addresses."""
+        return [f"SHARDQ_TAIL_NAME={self.name}", _wheels(reach)]
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """How the processes of one machine find the servers."""
+
+    host: str
+    queue_port: int
+    wire_port: int
+    web_port: int
+    #: where ca.crt lies there; None: the certificate is signed by an authority that every machine knows
+    ca: str | None
+
+    @property
+    def place(self) -> str:
+        """The host as addresses have it."""
+        return f"[{self.host}]" if ":" in self.host else self.host
+
+    def url(self, account: Account, port: int) -> str:
+        """An account's address of the server at one of the ports."""
+        return f"rediss://{account.user}:{account.password}@{self.place}:{port}/0"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +105,7 @@ class ServerPlan:
     queue_memory: str
     wire_memory: str
     heads: tuple[HeadName, ...]
-    tails: tuple[str, ...]
+    tails: tuple[TailName, ...]
     #: where ca.crt will lie on the machines of heads and tails
     remote_ca: str
     #: of bookkeeper and clients; None: a file that only the bookkeeper's user has
@@ -66,6 +125,19 @@ class ServerPlan:
     def has_remote_clients(self) -> bool:
         """Whether the database can be reached from elsewhere, too."""
         return self.database_url is not None and not self.database_url.startswith("sqlite")
+
+    @property
+    def here(self) -> Reach:
+        """For processes on the host itself."""
+        return self._reach(self.local_host, str(self.directory / "ca" / "ca.crt"))
+
+    @property
+    def elsewhere(self) -> Reach:
+        """For heads, tails, and whoever submits from other machines."""
+        return self._reach(self.host, self.remote_ca)
+
+    def _reach(self, host: str, ca: str) -> Reach:
+        return Reach(host, self.queue_port, self.wire_port, self.web_port, ca if self.has_ca else None)
 
     @property
     def has_ca(self) -> bool:
@@ -117,23 +189,19 @@ def files(plan: ServerPlan) -> Iterator[File]:
     yield _text("web/users", [password_line(password)])
     yield _text("web/password", [password])
     yield _text("compose.env", _compose_variables(plan), 0o644)
-    for user in dict.fromkeys([*queue, *wire]):
-        yield _text(f"env/{user}.env", _variables(plan, user, queue.get(user), wire.get(user)))
+    for user in ("bookkeeper", "client", "flower"):
+        reach = plan.elsewhere if user == "client" and plan.has_remote_clients else plan.here
+        database = () if plan.database_url is None or user == "flower" else (_database(plan.database_url),)
+        yield env_file(user, reach, queue.get(user), wire.get(user), database)
+    for head in plan.heads:
+        yield env_file(head.user, plan.elsewhere, queue[head.user], wire[head.user], head.variables(plan.elsewhere))
+    for tail in plan.tails:
+        yield env_file(tail.user, plan.elsewhere, None, wire[tail.user], tail.variables(plan.elsewhere))
 
 
 def directories() -> tuple[str, ...]:
     """All of them, outer ones first."""
-    return ("queue", "queue/data", "wire", "wire/data", "tls", "ca", "env", "web")
-
-
-def head_user(head_id: str) -> str:
-    """The account of a head."""
-    return "head" if head_id == "head" else f"head-{head_id}"
-
-
-def tail_user(name: str) -> str:
-    """The account of the tails of one name."""
-    return "tail" if name == "tail" else f"tail-{name}"
+    return ("queue", "queue/data", "wire", "wire/data", "tls", "ca", "env", "web", "web/wheels")
 
 
 def _queue_accounts(plan: ServerPlan) -> dict[str, Account]:
@@ -141,7 +209,7 @@ def _queue_accounts(plan: ServerPlan) -> dict[str, Account]:
         Account.new("bookkeeper", queue_acl.for_bookkeeper()),
         Account.new("client", queue_acl.for_client()),
         Account.new("flower", queue_acl.for_flower()),
-        *(Account.new(head_user(head.head_id), queue_acl.for_head(head.head_id, head.model)) for head in plan.heads),
+        *(Account.new(head.user, head.queue_rules()) for head in plan.heads),
     ]
     return {account.user: account for account in accounts}
 
@@ -150,8 +218,8 @@ def _wire_accounts(plan: ServerPlan) -> dict[str, Account]:
     accounts = [
         Account.new("bookkeeper", wire_acl.for_onlooker()),
         Account.new("client", wire_acl.for_onlooker()),
-        *(Account.new(head_user(head.head_id), wire_acl.for_head()) for head in plan.heads),
-        *(Account.new(tail_user(name), wire_acl.for_tail(name)) for name in plan.tails),
+        *(Account.new(head.user, head.wire_rules()) for head in plan.heads),
+        *(Account.new(tail.user, tail.wire_rules()) for tail in plan.tails),
     ]
     return {account.user: account for account in accounts}
 
@@ -193,36 +261,26 @@ def _redis_conf(port: int, memory: str, *, persistent: bool) -> list[str]:
     ]
 
 
-def _variables(plan: ServerPlan, user: str, queue: Account | None, wire: Account | None) -> list[str]:
+def env_file(user: str, reach: Reach, queue: Account | None, wire: Account | None, others: Sequence[str] = ()) -> File:
     """What a process of this account is started with."""
-    is_remote = user.startswith(("head", "tail")) or (user == "client" and plan.has_remote_clients)
-    local_ca = str(plan.directory / "ca" / "ca.crt")
-    host, ca = (plan.host, plan.remote_ca) if is_remote else (plan.local_host, local_ca)
     lines = [f"# For `shardq` as {user}. It holds passwords: keep it to its user (mode 0600)."]
     if queue is not None:
-        lines.append(f"SHARDQ_BROKER_URL={_url(queue, host, plan.queue_port)}")
+        lines.append(f"SHARDQ_BROKER_URL={reach.url(queue, reach.queue_port)}")
     if wire is not None:
-        lines.append(f"SHARDQ_RELAY_URL={_url(wire, host, plan.wire_port)}")
-    if plan.has_ca:
-        lines.append(f"SHARDQ_TLS_CA={ca}")
-    if plan.database_url is not None and user in ("bookkeeper", "client"):
-        lines.append(f"SHARDQ_DATABASE_URL={_quoted(plan.database_url)}")
-    for head in plan.heads:
-        if user == head_user(head.head_id):
-            lines.append(f"SHARDQ_HEAD_ID={head.head_id}")
-            lines += [f"SHARDQ_NAME={head.model}"] if head.model is not None else []
-    lines += [f"SHARDQ_TAIL_NAME={name}" for name in plan.tails if user == tail_user(name)]
-    return lines
+        lines.append(f"SHARDQ_RELAY_URL={reach.url(wire, reach.wire_port)}")
+    if reach.ca is not None:
+        lines.append(f"SHARDQ_TLS_CA={reach.ca}")
+    return _text(f"env/{user}.env", [*lines, *others])
 
 
-def _quoted(url: str) -> str:
-    """Between several parameters stands what a shell would read otherwise."""
-    return f"'{url}'" if "&" in url else url
+def _database(url: str) -> str:
+    # between several parameters stands what a shell would read otherwise
+    return f"SHARDQ_DATABASE_URL='{url}'" if "&" in url else f"SHARDQ_DATABASE_URL={url}"
 
 
-def _url(account: Account, host: str, port: int) -> str:
-    place = f"[{host}]" if ":" in host else host
-    return f"rediss://{account.user}:{account.password}@{place}:{port}/0"
+def _wheels(reach: Reach) -> str:
+    """Where a notebook fetches the shardq that the host runs; anybody may."""
+    return f"SHARDQ_WHEELS_URL=https://{reach.place}:{reach.web_port}{WHEELS_PATH}"
 
 
 def _compose_variables(plan: ServerPlan) -> list[str]:

@@ -9,6 +9,8 @@ from pathlib import Path
 
 #: who may see the pages
 WEB_USER = "shardq"
+#: what everybody may fetch: the wheel of the shardq that the host runs
+WHEELS_PATH = "/wheels/"
 #: where the two pages listen on the host itself
 FLOWER_PORT, METRICS_PORT = 5555, 9464
 
@@ -27,7 +29,7 @@ def nginx_conf(port: int, *, ipv6: bool, of_root: bool) -> list[str]:
     but to read its files, and writes to /tmp only.
     """
     return [
-        "# Start it as the owner of this directory: nginx -c DIR/web/nginx.conf",
+        "# Start it as the owner of this directory: nginx -p DIR/web -c nginx.conf",
         *(["user root;"] if of_root else []),
         "worker_processes 1;",
         "daemon off;",
@@ -53,12 +55,18 @@ def nginx_conf(port: int, *, ipv6: bool, of_root: bool) -> list[str]:
         "    # the password is nobody else's business",
         '    proxy_set_header Authorization "";',
         f"    location = /metrics {{ proxy_pass http://127.0.0.1:{METRICS_PORT}; }}",
+        f"    location {WHEELS_PATH} {{ auth_basic off; alias wheels/; autoindex on; autoindex_format json; }}",
         "    # Flower's remote control",
         "    location /api/ { return 403; }",
         f"    location / {{ proxy_pass http://127.0.0.1:{FLOWER_PORT}; }}",
         "  }",
         "}",
     ]
+
+
+def wheel_directory(directory: Path) -> Path:
+    """What `WHEELS_PATH` shows."""
+    return directory / "web" / "wheels"
 
 
 def password_file(directory: Path) -> Path:

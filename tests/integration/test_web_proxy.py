@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import socket
 import ssl
@@ -17,9 +18,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from cli.hosting.web_proxy import FLOWER_PORT, METRICS_PORT, WEB_USER
+from cli.hosting.web_proxy import FLOWER_PORT, METRICS_PORT, WEB_USER, wheel_directory
 from tests.cli_runner import Shardq
 from tests.secured_servers import free_port
+
+WHEEL = "shardq-0.1.0-py3-none-any.whl"
 
 
 @dataclass
@@ -91,10 +94,11 @@ def proxy(tmp_path_factory: pytest.TempPathFactory, page: Page) -> Iterator[Prox
     conf.write_text(text)
     # as under systemd: a socket, which can be written to and not be opened
     messages, theirs = socket.socketpair()
-    process = subprocess.Popen([program, "-c", str(conf)], stderr=theirs)
+    process = subprocess.Popen([program, "-p", str(conf.parent), "-c", conf.name], stderr=theirs)
     theirs.close()
     trusts = ssl.create_default_context(cafile=str(directory / "ca" / "ca.crt"))
     password = (directory / "web" / "password").read_text().strip()
+    (wheel_directory(directory) / WHEEL).write_bytes(b"a wheel")
     running = Proxy(f"https://localhost:{port}", password, trusts, page)
     try:
         _wait_listening(running, process, messages)
@@ -130,6 +134,16 @@ def test_with_the_password_both_pages_are_there_and_are_not_told_it(proxy: Proxy
     assert proxy.get("/tasks", proxy.password) == (200, "page /tasks")
     assert proxy.get("/metrics", proxy.password) == (200, "page /metrics")
     assert proxy.page.authorizations == [None, None]
+
+
+def test_everybody_may_fetch_the_wheel_and_nothing_beside_it(proxy: Proxy) -> None:
+    proxy.page.authorizations.clear()
+    status, listing = proxy.get("/wheels/")
+    assert (status, [entry["name"] for entry in json.loads(listing)]) == (200, [WHEEL])
+    assert proxy.get(f"/wheels/{WHEEL}") == (200, "a wheel")
+    for path in ("/wheels/../password", "/wheels/%2e%2e/password", "/wheels../password", "/wheels/../users"):
+        assert proxy.get(path)[0] in (400, 401, 404), path
+    assert proxy.page.authorizations == []
 
 
 def test_remote_control_is_nobodys(proxy: Proxy) -> None:

@@ -16,7 +16,7 @@ import click
 import pytest
 import yaml  # type: ignore[import-untyped]
 
-from cli.hosting.web_proxy import FLOWER_PORT, METRICS_PORT, WEB_USER
+from cli.hosting.web_proxy import FLOWER_PORT, METRICS_PORT, WEB_USER, WHEELS_PATH
 from tests.documents import ROOT, check_words
 from tests.secured_servers import init_server
 
@@ -107,9 +107,10 @@ def test_the_proxy_asks_for_the_password_that_was_made_and_goes_where_the_pages_
     conf = (server / "web" / "nginx.conf").read_text()
     assert "listen 9443 ssl;" in conf
     assert conf.count("{") == conf.count("}")
-    # `location` blocks cannot switch it off
-    assert conf.index("auth_basic ") < conf.index("location")
-    assert conf.count("auth_basic ") == 1
+    # for every `location` but that of the wheel
+    assert conf.index('auth_basic "shardq"') < conf.index("location")
+    assert re.findall(r"location (\S+ )?(\S+) \{ auth_basic off;", conf) == [("", WHEELS_PATH)]
+    assert conf.count("auth_basic ") == 2
     ports = {int(port) for port in re.findall(r"proxy_pass http://127\.0\.0\.1:(\d+);", conf)}
     assert ports == {FLOWER_PORT, METRICS_PORT}
     assert str(METRICS_PORT) in SERVICES["bookkeeper"]["command"]

@@ -53,7 +53,7 @@ def test_only_their_owner_may_read_what_holds_a_secret(directory: Path) -> None:
 
 
 def test_passwords_are_random_differ_and_stand_in_the_env_files_only(directory: Path) -> None:
-    urls = [value for _, values in variables(directory) for value in values.values() if "://" in value]
+    urls = [value for _, values in variables(directory) for value in values.values() if "rediss://" in value]
     passwords = [urlsplit(url).password or "" for url in urls]
     assert len(set(passwords)) == len(passwords) == 10
     # 32 bytes in base64: 256 bits
@@ -90,7 +90,16 @@ def test_heads_and_tails_use_the_public_name_and_the_host_itself_localhost(direc
     assert found["head-gpu-a"]["SHARDQ_TLS_CA"] == "/etc/shardq/ca.crt"
     assert urlsplit(found["bookkeeper"]["SHARDQ_BROKER_URL"]).hostname == "localhost"
     assert found["bookkeeper"]["SHARDQ_TLS_CA"] == str(directory / "ca" / "ca.crt")
-    assert all(value.startswith("rediss://") for values in found.values() for n, value in values.items() if "URL" in n)
+    servers = [
+        values[name]
+        for values in found.values()
+        for name in ("SHARDQ_BROKER_URL", "SHARDQ_RELAY_URL")
+        if name in values
+    ]
+    assert len(servers) == 10
+    assert all(url.startswith("rediss://") for url in servers)
+    for user in ("head-gpu-a", "tail"):
+        assert found[user]["SHARDQ_WHEELS_URL"] == "https://queue.example.org:8443/wheels/"
 
 
 def configuration(directory: Path, role: str) -> dict[str, str]:

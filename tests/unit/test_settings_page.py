@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 
 #: set by one process of ours for another, by `init-server` for Docker, or by a benchmark for its own
 INTERNAL = re.compile(
-    r"SHARDQ_(FRONT_\w+|BENCH_\w+|PARENT_PID|FROM_FILE|SERVER_DIR|HOST|UID|GID|CONTAINER_CA|(QUEUE|WIRE)_LIMIT|X|COMPLETE|RELAY)"
+    r"SHARDQ_(FRONT_\w+|BENCH_\w+|PARENT_PID|FROM_FILE|SERVER_DIR|HOST|UID|GID|CONTAINER_CA|(QUEUE|WIRE)_LIMIT|WEB_PORT|WHEELS_URL|X|COMPLETE|RELAY)"
 )
 
 
