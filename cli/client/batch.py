@@ -73,6 +73,8 @@ class Batch:
 
         `system`: what lives now, if it was asked for already.
         """
+        if self.ended:
+            return []
         from cli.client.waiting import obstacles
 
         return obstacles(self._transport, self.row, system)

@@ -20,7 +20,6 @@ from storage.errors import (
     StorageError,
 )
 from tasks.errors import OtherDatabase, TaskError
-from tasks.logs import redact, secrets_of
 
 _NOT_FOUND = (BatchNotFound, JobNotFound)
 _UNAVAILABLE = (TaskError, DatabaseUnavailable, SchemaInvalid, DriverMissing)
@@ -34,6 +33,8 @@ def translated_errors() -> Iterator[None]:
     except (StorageError, TaskError) as error:
         kind = type(error)
         message = with_next_step(" ".join(str(error).split()), kind)
+        from tasks.logs import redact, secrets_of
+
         raise _kind_of(kind)(redact(message, secrets_of(os.environ))) from error
     except ValidationError as error:
         from cli.setting_errors import described

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import suppress
-from typing import Any, BinaryIO, Self, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO, Self, TypeVar
 
-import redis
 from pydantic_settings import BaseSettings
 
 from cli.client.edge import translated_errors
 from cli.client.references import batch_or_job
-from cli.client.retrying import run_again
 from cli.client.stopping import decide
-from cli.client.submission import write_batch
 from cli.client.transport import Models, Order, Retried, RetryOrder, Written
 from cli.client.voice import Voice
-from cli.reasons import System, look_around
 from storage.batch_records import BatchFigures, BatchRow, Progress
 from storage.batches import get_batch, list_batches
 from storage.database import Database
@@ -27,14 +22,12 @@ from storage.jobs import get_job, open_models, progress
 from storage.queries import find_jobs, request_of
 from storage.settings import StorageSettings
 from storage.states import BatchStatus
-from tasks.connection import connect, ping, translated
-from tasks.errors import QueueUnreachable, TaskError
-from tasks.feeder import feed_once
-from tasks.heads import live_heads
-from tasks.kept_database import refuse_other_database
-from tasks.served import mirror_models, model_names
 from tasks.settings import BookkeeperSettings
-from tasks.stopper import Stopper
+
+# Most commands only read the database: what talks to the queue server takes as long to import as all the rest.
+if TYPE_CHECKING:
+    from cli.client.queue_server import QueueServer
+    from cli.reasons import System
 
 S = TypeVar("S", bound=BaseSettings)
 
@@ -45,8 +38,7 @@ class Local:
     def __init__(self, database: Database, settings: BookkeeperSettings) -> None:
         self._database = database
         self._settings = settings
-        self._connection: redis.Redis | None = None
-        self._stopper: Stopper | None = None
+        self._server: QueueServer | None = None
 
     @classmethod
     def open(cls, named: Mapping[str, str]) -> Self:
@@ -60,24 +52,18 @@ class Local:
 
     def models(self) -> Models:
         with translated_errors():
-            queue = self._queue()
-            ping(queue)
-            with translated():
-                mirror_models(queue, self._database)
-                known = model_names(queue, self._database)
-            return Models(frozenset(known), known[0] if len(known) == 1 else None)
+            return self._queue().models()
 
     def write(self, stream: BinaryIO, order: Order, models: Models, endpoint: str | None, voice: Voice) -> Written:
+        from cli.client.submission import write_batch
+
         with translated_errors():
-            with translated():
-                remark = refuse_other_database(self._queue(), self._database)
-            if remark:
-                voice.warn(remark)
+            self._queue().refuse_other_database(voice)
             return write_batch(self._database, stream, order, models, endpoint, voice)
 
     def feed(self) -> None:
         with translated_errors():
-            feed_once(self._database, self._settings)
+            self._queue().feed()
 
     def find(self, reference: str) -> BatchRow | JobRow:
         with translated_errors():
@@ -122,10 +108,10 @@ class Local:
             yield row
 
     def retry(self, batch: BatchRow, order: RetryOrder) -> Retried:
+        from cli.client.retrying import run_again
+
         with translated_errors():
-            # What cannot be asked now is asked again when the jobs are fed.
-            with suppress(QueueUnreachable), translated():
-                refuse_other_database(self._queue(), self._database)
+            self._queue().refuse_other_database_if_told()
             return run_again(self._database, batch, order)
 
     def cancel(self, target: BatchRow | JobRow) -> Stopped | None:
@@ -133,32 +119,29 @@ class Local:
             return decide(self._database, target)
 
     def carry_out_stops(self) -> None:
-        with translated_errors(), translated():
-            if self._stopper is None:
-                # One for all passes: it remembers since when it knows each stop.
-                self._stopper = Stopper(self._database, self._queue())
-            self._stopper.turn()
+        with translated_errors():
+            self._queue().carry_out_stops()
 
     def system(self) -> System:
-        return look_around(self._settings, self._database)
+        with translated_errors():
+            return self._queue().system()
 
     def tokens_per_s(self) -> float | None:
-        try:
-            with translated():
-                return sum(head.tokens_per_s for head in live_heads(self._queue()))
-        except TaskError:
-            return None
+        with translated_errors():
+            return self._queue().tokens_per_s()
 
     def close(self) -> None:
-        if self._connection is not None:
-            self._connection.close()
+        if self._server is not None:
+            self._server.close()
         self._database.close()
 
-    def _queue(self) -> redis.Redis:
-        """The queue server, not contacted yet. Raises QueueRefused for an unsafe address."""
-        if self._connection is None:
-            self._connection = connect(self._settings)
-        return self._connection
+    def _queue(self) -> QueueServer:
+        """The queue server, not contacted yet."""
+        from cli.client.queue_server import QueueServer
+
+        if self._server is None:
+            self._server = QueueServer(self._database, self._settings)
+        return self._server
 
 
 def _settings(kind: type[S], named: Mapping[str, str]) -> S:

@@ -18,6 +18,7 @@ import redis
 
 import shardq
 from cli.errors import ExitCode
+from cli.settings import Addresses, RunningStack
 from shardq import Batch, Client, InputRefused, NotFound, Refused, SettingInvalid, ShardqError, Unavailable
 from storage.states import JobState
 from tasks.heads import register_profile
@@ -344,6 +345,17 @@ def test_a_named_data_directory_goes_before_the_variables_which_stay_as_they_are
         batch = client.submit(["one"])
     assert dict(os.environ) == before
     assert run.status(batch.id)["status"] == "in_progress"
+
+
+def test_a_running_up_is_found_by_its_data_directory(
+    run: Shardq, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SHARDQ_BROKER_URL")
+    run("list")  # makes the directory
+    RunningStack(run.data_dir).write(Addresses(redis_url, "redis://127.0.0.1:1/0", run.database_url))
+    with Client(quiet=True) as found, Client(data_dir=run.data_dir, quiet=True) as named:
+        batch = found.submit(["one"])
+        assert named.batch(batch.id).counts.queued == 1
 
 
 def test_addresses_can_be_given(run: Shardq, redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

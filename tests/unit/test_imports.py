@@ -133,6 +133,10 @@ def test_importing_the_client_loads_next_to_nothing() -> None:
     assert not loaded & {*HEAVY, "celery", "redis", "sqlalchemy", "click", "rich", "pydantic", "pandas"}
 
 
+def test_a_command_that_reads_the_database_loads_nothing_of_the_queue() -> None:
+    assert not loaded_after("import cli.commands.list") & {"celery", "kombu", "redis"}
+
+
 def test_importing_every_command_loads_no_torch() -> None:
     statement = "import importlib, cli.main\nfor m, _ in cli.main.COMMANDS.values(): importlib.import_module(m)"
     assert not loaded_after(statement) & {*HEAVY, "pyarrow"}
