@@ -18,8 +18,9 @@ NO_WINDOW = "never"
 
 def print_batches(rows: list[BatchRow]) -> None:
     """Batches as a table, with a line about each that does not hold all of its file."""
+    has_notes = any(row.metadata for row in rows)
     print_table(
-        ["BATCH", "STATE", "JOBS", "DONE", "FAILED", "STOPPED", "AGE", "NAME"],
+        ["BATCH", "STATE", "JOBS", "DONE", "FAILED", "STOPPED", "AGE", "NAME", *(["METADATA"] if has_notes else [])],
         [
             (
                 row.id,
@@ -30,6 +31,7 @@ def print_batches(rows: list[BatchRow]) -> None:
                 row.counts.cancelled + row.counts.expired,
                 duration(time.time() - row.created_at),
                 row.name or NOTHING,
+                *([shown_metadata(row.metadata)] if has_notes else []),
             )
             for row in rows
         ],
@@ -46,7 +48,8 @@ def print_batch(row: BatchRow, figures: BatchFigures) -> None:
         "batch": row.id + (f" ({row.name})" if row.name else ""),
         "state": f"{row.status}{_what_that_means(row)}",
         "jobs": states(row.counts),
-        "skipped lines": str(row.num_invalid_lines) if row.num_invalid_lines else None,
+        "left out": _left_out(row.num_invalid_lines),
+        "metadata": shown_metadata(row.metadata),
         "priority": str(row.priority) if row.priority != DEFAULT_PRIORITY else None,
         "reused": f"{figures.reused} stored results of earlier jobs" if figures.reused else None,
         "created": moment(row.created_at),
@@ -59,6 +62,17 @@ def print_batch(row: BatchRow, figures: BatchFigures) -> None:
         "first token": f"after {figure(figures.mean_ttft_s, 2)} s (mean)",
     }
     print_values(values)
+
+
+def shown_metadata(metadata: dict[str, Any] | None) -> str | None:
+    """Notes as `key=value, …`; None for none."""
+    return ", ".join(f"{key}={value}" for key, value in metadata.items()) if metadata else None
+
+
+def _left_out(num_lines: int) -> str | None:
+    if not num_lines:
+        return None
+    return f"{counted(num_lines, 'line')} of the file, in no result (`submit --errors FILE` names them)"
 
 
 def states(counts: Counts) -> str:
@@ -130,7 +144,7 @@ def batch_json(row: BatchRow, figures: BatchFigures | None = None) -> dict[str, 
             "failed": counts.num_ended - counts.completed,
         },
         "usage": usage_json(figures) if figures else None,
-        "metadata": {"name": row.name} if row.name else None,
+        "metadata": {**({"name": row.name} if row.name else {}), **(row.metadata or {})} or None,
         "name": row.name,
         "file_hash": row.file_hash,
         "parameters": row.parameters,

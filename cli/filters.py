@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import click
 
+from cli.client.results import RESULT_COLUMNS
 from storage.errors import FilterInvalid
 from storage.filters import Condition, check_columns, moment_of
 from tasks.durations import FORMS, DurationInvalid, seconds
@@ -47,9 +48,9 @@ def read_columns(_: click.Context, __: click.Parameter, value: str | None) -> tu
     if value is not None and not names:
         raise click.BadParameter(f"{value!r} names no column: expected names with commas between them, as id,text.")
     try:
-        check_columns([name for name in names if name != "num_choices"])
+        check_columns([name for name in names if name not in RESULT_COLUMNS])
     except FilterInvalid as error:
-        raise click.BadParameter(f"{error}.") from error
+        raise click.BadParameter(f"{error}, {', '.join(RESULT_COLUMNS)}.") from error
     return tuple(dict.fromkeys(names))
 
 

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 import click
 
+from cli.client.orders import notes_of
 from cli.errors import InputRefused
 from tasks.errors import ParameterInvalid
 from tasks.openai_batch import Defaults
@@ -42,6 +43,19 @@ def _names(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> di
         if names.setdefault(name, served) != served:
             raise click.BadParameter(f"{name!r} has two served names.")
     return names
+
+
+def read_metadata(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> dict[str, str] | None:
+    """`KEY=VALUE` each."""
+    notes: dict[str, str] = {}
+    for value in values:
+        key, equals, note = value.partition("=")
+        if not equals:
+            raise click.BadParameter(f"{value[:60]!r} is not KEY=VALUE, as owner=ann.")
+        if key in notes:
+            raise click.BadParameter(f"{key!r} is given twice.")
+        notes[key] = note
+    return notes_of(notes)
 
 
 _MODEL_OPTIONS = (

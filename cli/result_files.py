@@ -4,27 +4,30 @@ from __future__ import annotations
 
 import csv
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from itertools import islice
 from pathlib import Path
 from typing import Any, TextIO
 
+import click
+
 from cli.client.batch import Batch
-from cli.client.results import ALL_COLUMNS
+from cli.client.results import ALL_COLUMNS, KINDS, need_requests, values_of, with_inputs
 from cli.destination import STDOUT, check_writable, destination, replaced
 from cli.errors import CliError
 from cli.output import counted, figure, first_words, percent, print_table, state
-from storage.columns import JOB_COLUMNS, Kind
+from storage.columns import Kind
 from storage.filters import JobFilter
 from storage.job_records import JobRow
 from storage.states import JobState
 from tasks.json_text import json_text
 from tasks.openai_results import error_of, result_line
 
-#: jobs in a row group of a parquet file
+#: jobs in a row group of a parquet file, and bytes of their requests
 ROW_GROUP = 2000
+ROW_GROUP_BYTES = 1 << 26
 #: jobs of a table that are laid out together
 TABLE_PAGE = 1000
 
@@ -35,38 +38,60 @@ class Format:
 
     name: str
     columns: tuple[str, ...] = ()
+    #: also what jobs were made from
+    with_input: bool = False
+    #: begin csv with a byte order mark
+    with_mark: bool = False
+
+    @property
+    def needs_requests(self) -> bool:
+        """Whether the jobs have to come with their requests."""
+        return self.with_input or need_requests(self.columns)
+
+    @property
+    def all_columns(self) -> tuple[str, ...]:
+        """The columns of a format that has columns."""
+        usual = self.columns or (() if self.name in ("jsonl", "table") else ALL_COLUMNS)
+        return with_inputs(usual) if self.with_input and usual else usual
 
     def write(self, jobs: Iterable[JobRow], path: Path | None, option: str = "--output") -> None:
         """Into the file that `option` names, which appears only once it is complete, or to stdout. Raises CliError."""
         if self.name == "parquet":
-            write_parquet(jobs, path, self.columns or ALL_COLUMNS)
+            write_parquet(jobs, path, self.all_columns)
             return
         if self.name == "table" and (path is None or path == STDOUT):
-            write_table(jobs, sys.stdout, self.columns)
+            write_table(jobs, sys.stdout, self.all_columns)
             return
         with destination(path, option) as out:
-            _WRITERS[self.name](jobs, out, self.columns)
+            if self.with_mark:
+                out.write("\ufeff")
+            _WRITERS[self.name](jobs, out, self.all_columns)
 
 
 #: ending of a file's name → format
-ENDINGS = {".jsonl": "jsonl", ".csv": "csv", ".parquet": "parquet"}
+ENDINGS = {"": "jsonl", ".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv", ".parquet": "parquet"}
 FORMATS = ("jsonl", "csv", "parquet", "table")
 
 
 def format_of(path: Path) -> str:
-    """The format that a file's name asks for; jsonl if it says nothing."""
-    return ENDINGS.get(path.suffix.lower(), "jsonl")
+    """The format that a file's name asks for; jsonl if it has no ending. Raises UsageError for any other ending."""
+    ending = path.suffix.lower()
+    if ending not in ENDINGS:
+        message = f"--output {path}: expected a name that ends in .jsonl, .csv or .parquet"
+        raise click.UsageError(message, click.get_current_context(silent=True))
+    return ENDINGS[ending]
 
 
-def result_json(job: JobRow, columns: Sequence[str] = ALL_COLUMNS) -> dict[str, Any]:
-    """A job's first text and its figures as plain JSON values."""
-    return {name: getattr(job, name) for name in columns}
+def _flat(job: JobRow, columns: Sequence[str]) -> dict[str, Any]:
+    """A job's values for formats that have no lists and objects: those as JSON."""
+    values = values_of(job, columns)
+    return {name: json_text(value) if isinstance(value, dict | list) else value for name, value in values.items()}
 
 
 def write_jsonl(jobs: Iterable[JobRow], out: TextIO, columns: Sequence[str] = ()) -> None:
     """A line per job: of OpenAI's output and error files, or an object with these columns."""
     for job in jobs:
-        line = result_json(job, columns) if columns else result_line(job)
+        line = values_of(job, columns) if columns else result_line(job)
         out.write(json_text(line) + "\n")
 
 
@@ -76,7 +101,7 @@ def write_csv(jobs: Iterable[JobRow], out: TextIO, columns: Sequence[str] = ()) 
     chosen = columns or ALL_COLUMNS
     writer.writerow(chosen)
     for job in jobs:
-        writer.writerow(result_json(job, chosen).values())
+        writer.writerow(_flat(job, chosen).values())
 
 
 def write_parquet(jobs: Iterable[JobRow], path: Path | None, columns: Sequence[str] = ALL_COLUMNS) -> None:
@@ -92,13 +117,26 @@ def write_parquet(jobs: Iterable[JobRow], path: Path | None, columns: Sequence[s
         Kind.NUMBER: pyarrow.float64(),
         Kind.TIME: pyarrow.timestamp("us", tz="UTC"),
     }
-    kinds = {name: JOB_COLUMNS.get(name, Kind.INTEGER) for name in columns}
+    kinds = {name: KINDS[name] for name in columns}
     schema = pyarrow.schema([(name, types[kind]) for name, kind in kinds.items()])
-    remaining = iter(jobs)
     with replaced(path) as temporary, parquet.ParquetWriter(temporary, schema) as writer:
-        while page := list(islice(remaining, ROW_GROUP)):
-            values = {name: [_parquet_value(getattr(job, name), kind) for job in page] for name, kind in kinds.items()}
+        for group in _row_groups(jobs):
+            rows = [_flat(job, columns) for job in group]
+            values = {name: [_parquet_value(row[name], kind) for row in rows] for name, kind in kinds.items()}
             writer.write_table(pyarrow.table(values, schema=schema))
+
+
+def _row_groups(jobs: Iterable[JobRow]) -> Iterator[list[JobRow]]:
+    group: list[JobRow] = []
+    num_bytes = 0
+    for job in jobs:
+        group.append(job)
+        num_bytes += len(job.request or "")
+        if len(group) == ROW_GROUP or num_bytes >= ROW_GROUP_BYTES:
+            yield group
+            group, num_bytes = [], 0
+    if group:
+        yield group
 
 
 def _parquet_value(value: Any, kind: Kind) -> Any:
@@ -133,8 +171,8 @@ def _print_usual(jobs: Sequence[JobRow], out: TextIO, _: Sequence[str]) -> None:
 
 def _print_chosen(jobs: Sequence[JobRow], out: TextIO, columns: Sequence[str]) -> None:
     names = {column: column.upper() for column in columns}
-    numbers = {names[column] for column in columns if JOB_COLUMNS.get(column) != Kind.TEXT}
-    rows = [[_shown(value) for value in result_json(job, columns).values()] for job in jobs]
+    numbers = {names[column] for column in columns if KINDS[column] != Kind.TEXT}
+    rows = [[_shown(value) for value in _flat(job, columns).values()] for job in jobs]
     print_table(list(names.values()), rows, numbers=numbers, ids={"CUSTOM_ID"}, out=out)
 
 

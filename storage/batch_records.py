@@ -32,6 +32,8 @@ class NewBatch:
     priority: int = DEFAULT_PRIORITY
     #: when its unfinished jobs shall be stopped
     expires_at: float | None = None
+    #: the user's notes
+    metadata: dict[str, str] | None = None
 
     def __post_init__(self) -> None:
         if self.priority not in PRIORITIES:
@@ -77,6 +79,7 @@ class BatchRow:
     counts: Counts
     endpoint: str | None
     parameters: dict[str, Any]
+    metadata: dict[str, str] | None
     priority: int
     num_invalid_lines: int
     created_at: float

@@ -107,6 +107,16 @@ def get_batch(db: Database, reference: str) -> BatchRow:
         return _load(connection, _resolve(connection, reference))
 
 
+def batch_of_file(db: Database, file_hash: str, *, other_than: str) -> BatchRow | None:
+    """The latest published batch of this content but one; None if there is no other."""
+    query = select(batch.c.id).where(
+        batch.c.file_hash == file_hash, batch.c.id != other_than, batch.c.in_progress_at.is_not(None)
+    )
+    with db.read() as connection:
+        found = connection.execute(query.order_by(batch.c.created_at.desc()).limit(1)).scalar_one_or_none()
+        return None if found is None else _load(connection, found)
+
+
 def list_batches(db: Database, *, limit: int = 50, statuses: Iterable[BatchStatus] = ()) -> list[BatchRow]:
     """The newest batches, newest first; only those with one of `statuses` if any are given."""
     wanted = list(statuses)
@@ -185,6 +195,7 @@ def _chosen(new: NewBatch) -> dict[str, Any]:
     return {
         "endpoint": new.endpoint,
         "parameters": json.dumps(new.parameters or {}),
+        "metadata": json.dumps(new.metadata) if new.metadata else None,
         "priority": new.priority,
         "expires_at": new.expires_at,
     }
@@ -204,6 +215,7 @@ def _job_values(batch_id: str, new: NewJob) -> dict[str, Any]:
         "request": new.request,
         "request_bytes": len(new.request.encode()),
         "request_key": request_key(new.model, new.request),
+        "metadata": new.metadata,
         "expires_at": new.expires_at,
         "duplicate_records": 0,
         "stale_records": 0,
@@ -239,4 +251,5 @@ def _batch_row(row: RowMapping, counts: Counts) -> BatchRow:
     values = {name: row[name] for name in BatchRow.__slots__ if name != "counts"}
     values["status"] = BatchStatus(row["status"])
     values["parameters"] = json.loads(row["parameters"])
+    values["metadata"] = json.loads(row["metadata"] or "null")
     return BatchRow(**values, counts=counts)

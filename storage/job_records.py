@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 from storage.states import JobState, StopReason
 
@@ -26,6 +27,8 @@ class NewJob:
     request: str
     #: the job's own deadline
     expires_at: float | None = None
+    #: JSON text of the user's notes
+    metadata: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +181,7 @@ class Recorded:
 
 @dataclass(frozen=True, slots=True)
 class JobRow:
-    """A stored job with its outcome and figures, without its request."""
+    """A stored job with its outcome and figures."""
 
     id: str
     batch_id: str
@@ -233,6 +236,10 @@ class JobRow:
     choices: tuple[ChoiceRow, ...] = ()
     #: as in `OutcomeRow`; None also where they were not read
     logprobs: str | None = None
+    #: the user's notes
+    metadata: dict[str, Any] | None = None
+    #: JSON text of the request for the engine; None where it was not read
+    request: str | None = None
 
     @property
     def num_choices(self) -> int:

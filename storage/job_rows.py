@@ -18,22 +18,25 @@ from storage.tables import job
 PAGE = 200
 
 #: columns that can be megabytes: read job by job, where there is anything in them
-_LARGE = ("choices", "logprobs")
+_LARGE = ("choices", "logprobs", "metadata", "request")
 _FIELDS = [name for name in JobRow.__slots__ if name not in _LARGE]
 _COLUMNS = [job.c[name] for name in _FIELDS]
 _STATE, _STOP_REASON, _TOKEN_IDS, _ROUNDS = map(_FIELDS.index, ("state", "stop_reason", "token_ids", "rounds_by_draft"))
 
 
 def read_rows(db: Database, *conditions: ColumnElement[bool], limit: int = PAGE) -> list[JobRow]:
-    """Up to `limit` jobs for which these hold, in the order of their lines, without choices and log probabilities."""
+    """Up to `limit` jobs for which these hold, in the order of their lines, without what can be megabytes."""
     query = select(*_COLUMNS).where(*conditions).order_by(job.c.line).limit(limit)
     with db.read() as connection:
         return [_job_row(row) for row in connection.execute(query)]
 
 
-def with_large(db: Database, page: Sequence[JobRow], *, logprobs: bool = False) -> Iterator[JobRow]:
-    """The rows of one batch, in the order of their lines, with their choices and, if asked for, log probabilities."""
-    columns = [job.c.choices, *([job.c.logprobs] if logprobs else [])]
+def with_large(
+    db: Database, page: Sequence[JobRow], *, logprobs: bool = False, requests: bool = False
+) -> Iterator[JobRow]:
+    """The rows of one batch, in the order of their lines, with choices, metadata and what is asked for."""
+    asked = [column for column, wanted in ((job.c.logprobs, logprobs), (job.c.request, requests)) if wanted]
+    columns = [job.c.choices, job.c.metadata, *asked]
     having = select(job.c.line).where(
         job.c.batch_id == page[0].batch_id,
         job.c.line.between(page[0].line, page[-1].line),
@@ -54,7 +57,7 @@ def _filled(db: Database, row: JobRow, columns: Sequence[ColumnElement[Any]]) ->
 
 def _large(values: RowMapping) -> dict[str, Any]:
     choices = tuple(_choice_row(choice) for choice in json.loads(values["choices"] or "[]"))
-    return {**values, "choices": choices}
+    return {**values, "choices": choices, "metadata": json.loads(values["metadata"] or "null")}
 
 
 def _choice_row(value: dict[str, Any]) -> ChoiceRow:

@@ -98,6 +98,15 @@ def _add_identity(connection: Connection) -> None:
     connection.execute(text("INSERT INTO identity (id) VALUES (:id)"), {"id": new_id()})
 
 
+#: version 8
+_METADATA = ("ALTER TABLE batch ADD COLUMN metadata TEXT", "ALTER TABLE job ADD COLUMN metadata TEXT")
+
+
+def _add_metadata(connection: Connection) -> None:
+    for statement in _METADATA:
+        connection.execute(text(statement))
+
+
 #: in order; the first leads from version 1 to version 2. `tables` always describes the newest version; an upgrade is
 #: written in SQL of its own, which stays as it is.
 UPGRADES: tuple[Upgrade, ...] = (
@@ -107,6 +116,7 @@ UPGRADES: tuple[Upgrade, ...] = (
     Upgrade("rounds by length of the draft and tokens accepted", _add_rounds_by_draft),
     Upgrade("time between a batch's end and its retry", _add_idle_time),
     Upgrade("an id of the database, and the ids of deleted batches", _add_identity),
+    Upgrade("metadata of batches and jobs", _add_metadata),
 )
 
 WriteTransaction = Callable[[Engine], AbstractContextManager[Connection]]

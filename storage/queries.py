@@ -16,7 +16,7 @@ from storage.tables import batch, job
 
 
 def find_jobs(
-    db: Database, wanted: JobFilter, *, batch_id: str | None = None, logprobs: bool = False
+    db: Database, wanted: JobFilter, *, batch_id: str | None = None, logprobs: bool = False, requests: bool = False
 ) -> Iterator[JobRow]:
     """The ended jobs that meet the filter: batch after batch, oldest first, each in input order.
 
@@ -27,7 +27,7 @@ def find_jobs(
     for one in [batch_id] if batch_id is not None else _batches_with(db, wanted):
         line = 0
         while page := read_rows(db, job.c.batch_id == one, job.c.line > line, *conditions):
-            yield from with_large(db, page, logprobs=logprobs)
+            yield from with_large(db, page, logprobs=logprobs, requests=requests)
             line = page[-1].line
 
 

@@ -109,6 +109,8 @@ batch = Table(
     Column("endpoint", String),
     #: JSON object of the defaults given at submission
     Column("parameters", Text, nullable=False),
+    #: JSON object of the user's own notes; so has a job
+    Column("metadata", Text),
     #: 0 to 9; 0 is served first, as in Celery on Redis
     Column("priority", Integer, nullable=False),
     #: invalid lines that were skipped
@@ -217,6 +219,7 @@ job = Table(
     Column("choices", Text),
     #: JSON list of the log probabilities of every completion, the first one's first
     Column("logprobs", Text),
+    Column("metadata", Text),
     UniqueConstraint("batch_id", "line"),
     UniqueConstraint("batch_id", "custom_id"),
     # Counts and completion tokens of a batch come from this index alone.

@@ -128,12 +128,15 @@ class ParsedJob:
     request: GenerationRequest
     #: from submission until the job expires; None: when its batch does
     expires_in_s: float | None = None
+    #: the user's notes
+    metadata: dict[str, Any] | None = None
 
     def new_job(self, model: str, now: float) -> NewJob:
         """This line as a row of the database, for the served model `model`, submitted at `now` (Unix time)."""
         expires_at = None if self.expires_in_s is None else now + self.expires_in_s
         request = _ENCODER.encode(self.request.to_json())
-        return NewJob(self.line, self.custom_id, model, self.url, request, expires_at=expires_at)
+        metadata = _ENCODER.encode(self.metadata) if self.metadata else None
+        return NewJob(self.line, self.custom_id, model, self.url, request, expires_at, metadata)
 
 
 def draw_seed() -> int:
@@ -272,7 +275,7 @@ def _job(number: int, value: dict[str, Any], defaults: Defaults, seeds: Callable
         parameters["seed"] = seeds()
     url = CHAT_URL if form is Form.CHAT else COMPLETIONS_URL
     parsed = GenerationRequest(**request, **parameters)
-    return ParsedJob(number, custom_id or f"line-{number}", model, url, parsed, expires_in_s)
+    return ParsedJob(number, custom_id or f"line-{number}", model, url, parsed, expires_in_s, body.get("metadata"))
 
 
 def _openai_form(value: dict[str, Any]) -> tuple[str | None, str | None, dict[str, Any]]:

@@ -32,14 +32,14 @@ def output_line(job: JobRow) -> dict[str, Any]:
     if job.state is not JobState.COMPLETED:
         raise JobUnfinished(f"{job.id} is {job.state}, not completed")
     response = {"status_code": 200, "request_id": _request_id(job), "body": _body(job)}
-    return {**_identity(job), "response": response, "error": None, **_ours(reused_from=job.reused_from)}
+    return {**_identity(job), "response": response, "error": None, **_ours(job, reused_from=job.reused_from)}
 
 
 def error_line(job: JobRow) -> dict[str, Any]:
     """The error file's line of a failed, cancelled or expired job. Raises JobUnfinished for any other."""
     code, message = error_of(job)
     error = {"code": code, "message": message}
-    return {**_identity(job), "response": None, "error": error, **_ours(partial_text=job.text)}
+    return {**_identity(job), "response": None, "error": error, **_ours(job, partial_text=job.text)}
 
 
 def error_of(job: JobRow) -> tuple[str, str]:
@@ -53,9 +53,16 @@ def error_of(job: JobRow) -> tuple[str, str]:
     return code, job.error_message or _STOPPED[code]
 
 
-def _ours(**values: str | None) -> dict[str, Any]:
+def input_of(job: JobRow) -> dict[str, Any]:
+    """What the job was made from, `prompt` or `messages`; nothing where its request was not read."""
+    request = json.loads(job.request) if job.request else {}
+    return {name: request[name] for name in ("prompt", "messages") if request.get(name) is not None}
+
+
+def _ours(job: JobRow, **values: str | None) -> dict[str, Any]:
     """What OpenAI's lines have no place for, under a name of ours; nothing if there is nothing."""
-    given = {name: value for name, value in values.items() if value}
+    given = {name: value for name, value in {**values, "metadata": job.metadata}.items() if value}
+    given |= input_of(job)
     return {"shardq": given} if given else {}
 
 

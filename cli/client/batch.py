@@ -95,9 +95,9 @@ class Batch:
         """A block in which Ctrl-C leaves the batch alone, and says so as Interrupted."""
         return interruptible(lambda: goes_on(self.refresh().row))
 
-    def jobs(self, wanted: JobFilter, *, logprobs: bool = False) -> Iterator[JobRow]:
+    def jobs(self, wanted: JobFilter, *, logprobs: bool = False, requests: bool = False) -> Iterator[JobRow]:
         """Its ended jobs that meet the filter, in input order and bounded memory."""
-        return self._transport.jobs(wanted, self.id, logprobs=logprobs)
+        return self._transport.jobs(wanted, self.id, logprobs=logprobs, requests=requests)
 
     def results(self, *, where: str | Collection[str] = ()) -> Results:
         """Its jobs that have ended, however they did; with `where` those that meet conditions as `"ttft_s>2"`.

@@ -63,6 +63,7 @@ class Client:
         expect_model: str | Collection[str] = (),
         priority: int | None = None,
         expires_in: str | float | None = None,
+        metadata: Mapping[str, str] | None = None,
         reuse: bool = False,
         on_invalid: Literal["reject", "skip"] = "reject",
         **parameters: Any,
@@ -86,6 +87,7 @@ class Client:
             expect_model=expect_model,
             priority=priority,
             expires_in=expires_in,
+            metadata=metadata,
             reuse=reuse,
             on_invalid=on_invalid,
             **parameters,
@@ -134,9 +136,9 @@ class Client:
 
         return Results(self._transport, filter_of(TERMINAL_STATES, where), None)
 
-    def jobs(self, wanted: JobFilter, *, logprobs: bool = False) -> Iterator[JobRow]:
+    def jobs(self, wanted: JobFilter, *, logprobs: bool = False, requests: bool = False) -> Iterator[JobRow]:
         """The ended jobs of all batches that meet the filter, oldest batch first, in bounded memory."""
-        return self._transport.jobs(wanted, None, logprobs=logprobs)
+        return self._transport.jobs(wanted, None, logprobs=logprobs, requests=requests)
 
     def job(self, job_id: str) -> JobRow:
         """The job with this id. Raises NotFound."""

@@ -97,8 +97,10 @@ class Local:
         with translated_errors():
             return open_models(self._database, batch_id)
 
-    def jobs(self, wanted: JobFilter, batch_id: str | None, *, logprobs: bool) -> Iterator[JobRow]:
-        found = find_jobs(self._database, wanted, batch_id=batch_id, logprobs=logprobs)
+    def jobs(
+        self, wanted: JobFilter, batch_id: str | None, *, logprobs: bool = False, requests: bool = False
+    ) -> Iterator[JobRow]:
+        found = find_jobs(self._database, wanted, batch_id=batch_id, logprobs=logprobs, requests=requests)
         while True:
             # Around the reading alone: what whoever has the row does with it is none of ours.
             with translated_errors():

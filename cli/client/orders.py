@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from cli.client.transport import Order
@@ -12,6 +12,10 @@ from storage.states import RETRYABLE_STATES, BatchStatus, JobState
 from tasks.durations import DurationInvalid, seconds
 from tasks.errors import ParameterInvalid
 from tasks.openai_batch import Defaults
+from tasks.parameter_rules import is_text
+
+#: characters of a note's key and text, and notes about a batch
+MAX_KEY, MAX_NOTE, MAX_NOTES = 64, 512, 16
 
 
 def order_of(
@@ -20,6 +24,7 @@ def order_of(
     expect_model: str | Collection[str],
     priority: int | None,
     expires_in: str | float | None,
+    metadata: Mapping[str, str] | None,
     reuse: bool,
     on_invalid: str,
     **defaults: Any,
@@ -41,7 +46,20 @@ def order_of(
         expires_in_s=duration_of(expires_in),
         reuse=reuse,
         expected=frozenset([expect_model] if isinstance(expect_model, str) else expect_model),
+        metadata=notes_of(metadata),
     )
+
+
+def notes_of(metadata: Mapping[str, str] | None) -> dict[str, str] | None:
+    """Notes about a batch, within OpenAI's limits: typed clients check them. Raises InputRefused."""
+    notes = dict(metadata or {})
+    for key, note in notes.items():
+        if not (is_text(key) and is_text(note) and 0 < len(key) <= MAX_KEY and len(note) <= MAX_NOTE):
+            limits = f"a key of 1 to {MAX_KEY} characters and a text of at most {MAX_NOTE}"
+            raise InputRefused(f"metadata: expected {limits}, got {str(key)[:60]!r}: {str(note)[:60]!r}")
+    if len(notes) > MAX_NOTES:
+        raise InputRefused(f"metadata: expected at most {MAX_NOTES} notes, got {len(notes)}")
+    return notes or None
 
 
 def duration_of(expires_in: str | float | None) -> float | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import islice
@@ -14,9 +15,9 @@ from cli.client.references import check_name
 from cli.client.transport import Models, Order, Written
 from cli.client.voice import Voice
 from cli.errors import InputRefused, Interrupted, Refused
-from cli.output import counted, moment
+from cli.output import counted, duration, moment
 from storage.batch_records import DEFAULT_PRIORITY, NewBatch, Submission
-from storage.batches import add_jobs, begin_submission, discard_batch, get_batch, publish_batch
+from storage.batches import add_jobs, batch_of_file, begin_submission, discard_batch, get_batch, publish_batch
 from storage.database import Database
 from storage.errors import BatchNotFound, NameTaken, StorageError
 from storage.job_records import NewJob
@@ -79,9 +80,15 @@ def remarks(written: Written, order: Order) -> Iterator[str]:
         yield f"an earlier submission of {batch.name!r} was cut off; this one has taken its place"
     if written.num_reused:
         yield f"{written.num_reused:,} of {counted(counts.total, 'job')} had a stored result"
+    if (same := written.same_content) is not None:
+        which = f"{same.id} ({same.name})" if same.name else same.id
+        ago = duration(time.time() - same.created_at)
+        yield f"same content as {which}, submitted {ago} ago: it runs again, since no --name says that it is that one"
     if not written.existed:
         return
     yield f"submitted before as {batch.id}: {counts.num_ended} of its {counted(counts.total, 'job')} have ended"
+    if order.metadata and order.metadata != batch.metadata:
+        yield "its metadata stays as it is"
     if order.priority not in (None, batch.priority):
         yield f"its priority stays {batch.priority}"
     if order.expires_in_s is not None and batch.status not in TERMINAL_STATUSES:
@@ -156,7 +163,8 @@ def write_batch(
             raise Refused("the file changed while it was read: submit it again")
         num_reused = reuse_results(database, submission) if order.reuse else 0
         batch = publish_batch(database, submission, num_invalid_lines=num_invalid)
-        return Written(batch, resumed=submission.resumed, num_reused=num_reused)
+    same = batch_of_file(database, file_hash, other_than=batch.id) if order.name is None else None
+    return Written(batch, resumed=submission.resumed, num_reused=num_reused, same_content=same)
 
 
 def _begin(database: Database, order: Order, file_hash: str, endpoint: str | None) -> Submission:
@@ -170,6 +178,7 @@ def _begin(database: Database, order: Order, file_hash: str, endpoint: str | Non
         endpoint,
         DEFAULT_PRIORITY if order.priority is None else order.priority,
         expires_at,
+        order.metadata,
     )
     try:
         return begin_submission(database, new)

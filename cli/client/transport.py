@@ -38,6 +38,8 @@ class Order:
     reuse: bool = False
     #: served names that may be waited for, though no head has had them yet
     expected: frozenset[str] = frozenset()
+    #: notes of the user's own
+    metadata: dict[str, str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +53,8 @@ class Written:
     resumed: bool = False
     #: jobs that got a stored result
     num_reused: int = 0
+    #: the latest other batch of the same content, if this one has no name to tell them apart
+    same_content: BatchRow | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,8 +141,13 @@ class Transport(Protocol):
     def open_models(self, batch_id: str) -> frozenset[str]:
         """The served names that the batch's open jobs ask for."""
 
-    def jobs(self, wanted: JobFilter, batch_id: str | None, *, logprobs: bool) -> Iterator[JobRow]:
-        """The ended jobs of one or all batches that meet the filter, in input order and bounded memory."""
+    def jobs(
+        self, wanted: JobFilter, batch_id: str | None, *, logprobs: bool = False, requests: bool = False
+    ) -> Iterator[JobRow]:
+        """The ended jobs of one or all batches that meet the filter, in input order and bounded memory.
+
+        Log probabilities and requests are read only if they are asked for.
+        """
 
     def retry(self, batch: BatchRow, order: RetryOrder) -> Retried:
         """Let jobs of an ended batch wait again. Raises Refused while the batch is open."""

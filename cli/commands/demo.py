@@ -17,6 +17,7 @@ from cli.batches import batch_json, print_batch
 from cli.client.batch import Batch
 from cli.client.client import Client
 from cli.client.input_file import check_input, open_input
+from cli.client.results import values_of
 from cli.client.transport import Order
 from cli.database import exit_code
 from cli.errors import CliError, ShardqError
@@ -24,7 +25,7 @@ from cli.interruption import interruptible
 from cli.options import json_option
 from cli.output import note, print_json
 from cli.packaged_model import NAME, find
-from cli.result_files import result_json, write_table
+from cli.result_files import write_table
 from cli.settings import CliSettings
 from cli.stack import Stack, StackOptions
 from cli.terminal import Terminal, opened_client
@@ -141,7 +142,7 @@ def _show(batch: Batch, as_json: bool) -> None:
     figures = batch.figures()
     jobs = batch.jobs(JobFilter())
     if as_json:
-        results = [result_json(job) for job in jobs]
+        results = [values_of(job) for job in jobs]
         print_json({**batch_json(batch.row, figures), "results": results})
         return
     write_table(jobs, sys.stdout)

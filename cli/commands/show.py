@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from cli.batches import shown_metadata
 from cli.control_characters import visible_lines
 from cli.errors import NotFound
 from cli.options import database_option, json_option
@@ -47,7 +48,7 @@ def show_command(job: str, as_json: bool) -> None:
 def job_json(job: JobRow, request: dict[str, Any]) -> dict[str, Any]:
     """A job with its request, error and times as plain JSON values."""
     values = asdict(job)
-    del values["logprobs"]
+    del values["logprobs"], values["request"]
     code, message = _error(job)
     return {
         **values,
@@ -99,6 +100,7 @@ def _identity(job: JobRow) -> dict[str, str | None]:
         "custom_id": job.custom_id,
         "batch": f"{job.batch_id}, line {job.line}",
         "model": f"{job.model}, {job.url}",
+        "metadata": shown_metadata(job.metadata),
         "state": str(job.state) + (f": {job.finish_reason}" if job.finish_reason else ""),
         "error": f"{code}: {message}" if code else None,
         "stop": f"{job.stop_reason}" if job.stop_reason and job.state not in TERMINAL_STATES else None,

@@ -21,7 +21,7 @@ from cli.follow import follow_to_end
 from cli.interruption import interruptible
 from cli.options import broker_option, database_option, insecure_option, json_option
 from cli.output import counted, note, print_json, warn
-from cli.parameters import defaults_of, model_options, parameter_options
+from cli.parameters import defaults_of, model_options, parameter_options, read_metadata
 from cli.result_files import check_place
 from cli.terminal import Terminal, opened_client
 
@@ -62,6 +62,13 @@ class Afterwards:
     metavar="DURATION",
     help="Jobs that have not ended by then expire: 90s, 10m, 24h, 7d. Default: never.",
 )
+@click.option(
+    "--metadata",
+    metavar="KEY=VALUE",
+    multiple=True,
+    callback=read_metadata,
+    help="A note about the batch; may be given several times.",
+)
 @click.option("--reuse", is_flag=True, help="Take stored results for jobs that were done before.")
 @click.option("--check", "check_only", is_flag=True, help="Only check the file; needs no Redis.")
 @click.option("--max-errors", type=click.IntRange(1), default=20, show_default=True, help="Invalid lines to list.")
@@ -90,6 +97,7 @@ def submit_command(
     on_invalid: str,
     priority: int | None,
     expires_in_s: float | None,
+    metadata: dict[str, str] | None,
     reuse: bool,
     check_only: bool,
     max_errors: int,
@@ -106,7 +114,8 @@ def submit_command(
     With --reuse, a job that is the same as a completed one (model, prompt, parameters, and seed unless it is
     greedy) gets that one's result, marked as such.
 
-    Prints the batch's id. Exit status: 2 for an invalid file; with --wait 0 only if every job succeeded.
+    Prints the batch's id. Exit status: 2 for an invalid file; with --wait 0 only if every job succeeded and no line
+    was left out.
 
     \b
     shardq submit prompts.jsonl --wait --output results.jsonl
@@ -128,6 +137,7 @@ def submit_command(
         expires_in_s=expires_in_s,
         reuse=reuse,
         expected=frozenset(expect_model),
+        metadata=metadata,
     )
     voice = Terminal()
     with interruptible(lambda: NOTHING_QUEUED), open_input(file, voice) as stream, error_file(errors) as tell:
@@ -164,7 +174,9 @@ def _after(batch: Batch, afterwards: Afterwards) -> ExitCode:
         return ExitCode.OK
     if not afterwards.as_json:
         click.echo(batch.id, err=afterwards.output == STDOUT)
-    return follow_to_end(batch, output=afterwards.output, as_json=afterwards.as_json)
+    status = follow_to_end(batch, output=afterwards.output, as_json=afterwards.as_json)
+    # Of the file, which is what was submitted, not all is done.
+    return ExitCode.JOBS_FAILED if status == ExitCode.OK and batch.row.num_invalid_lines else status
 
 
 def _print_queued(batch: Batch, as_json: bool) -> None:

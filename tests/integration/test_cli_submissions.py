@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import subprocess
 import time
@@ -10,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import redis
+from pyarrow import parquet
 
 from cli.errors import ExitCode
 from cli.processes import child_environment, shardq_argv
@@ -227,3 +230,112 @@ def test_the_end_of_a_resumed_submission_counts_from_then(run: Shardq, monkeypat
     shown = run.status(batch)
     assert shown["expires_at"] >= before + 3599
     assert shown["priority"] == 1
+
+
+CHAT = [{"role": "user", "content": "hi"}]
+#: a prompt, token ids and a chat; notes of two kinds
+WITH_NOTES = b"".join(
+    json.dumps(line).encode() + b"\n"
+    for line in (
+        {"id": "a", "prompt": "one\nline", "metadata": {"source": "x\u2028y", "page": 3}},
+        {"id": "b", "prompt": [1, 2]},
+        {"id": "c", "messages": CHAT, "metadata": {"source": "z"}},
+    )
+)
+NOTES = [{"source": "x\u2028y", "page": 3}, None, {"source": "z"}]
+
+
+@pytest.fixture
+def noted(run: Shardq) -> str:
+    """An ended batch of `WITH_NOTES`, the last job failed."""
+    batch = run.submit(WITH_NOTES, "--name", "noted")
+    run.end_jobs(batch, c=JobState.FAILED)
+    return batch
+
+
+def test_results_have_the_notes_of_their_lines_and_the_input_if_asked_for(run: Shardq, noted: str) -> None:
+    plain = [json.loads(line) for line in run("results", noted, "--json").stdout.splitlines()]
+    assert [line.get("shardq", {}).get("metadata") for line in plain] == NOTES
+    assert "prompt" not in plain[0]["shardq"]
+    asked = [json.loads(line)["shardq"] for line in run("results", noted, "--json", "--with-input").stdout.splitlines()]
+    assert [line.get("prompt") for line in asked] == ["one\nline", [1, 2], None]
+    assert [line.get("messages") for line in asked] == [None, None, CHAT]
+    assert json.loads(run("show", "noted-1", "--json").stdout)["metadata"] == NOTES[0]
+    assert "source=z" in run("show", "noted-3").stdout
+
+
+def test_inputs_stand_in_tables_beside_the_results(run: Shardq, noted: str, tmp_path: Path) -> None:
+    rows = list(csv.DictReader(io.StringIO(run("results", noted, "--format", "csv", "--with-input").stdout)))
+    assert [row["prompt"] for row in rows] == ["one\nline", "[1, 2]", ""]
+    assert [json.loads(row["metadata"] or "null") for row in rows] == NOTES
+    path = tmp_path / "r.parquet"
+    assert run("results", noted, "--output", str(path), "--with-input").exit_code == ExitCode.JOBS_FAILED
+    table = parquet.read_table(path).to_pylist()
+    assert [row["prompt"] for row in table] == ["one\nline", "[1, 2]", None]
+    assert json.loads(table[2]["messages"]) == CHAT
+    chosen = run("results", noted, "--columns", "custom_id,prompt,messages", "--json").stdout.splitlines()
+    assert json.loads(chosen[2]) == {"custom_id": "c", "prompt": None, "messages": CHAT}
+    assert "--columns in a table" in error_of(run("results", noted, "--format", "table", "--with-input"))
+    table_text = run("results", noted, "--format", "table", "--columns", "custom_id,metadata").stdout
+    assert '{"source": "z"}' in table_text
+
+
+def test_a_batch_keeps_the_notes_about_it(run: Shardq) -> None:
+    batch = run.submit(PROMPTS, "--metadata", "owner=ann", "--metadata", "run=a=b", "--name", "nightly")
+    assert run.status(batch)["metadata"] == {"name": "nightly", "owner": "ann", "run": "a=b"}
+    assert "owner=ann, run=a=b" in run("status", batch).stdout
+    assert "owner=ann, run=a=b" in run("list", COLUMNS="120").stdout
+    again = run("submit", "--name", "nightly", "--metadata", "owner=bob", "-", stdin=PROMPTS)
+    assert "its metadata stays as it is" in again.stderr
+
+
+@pytest.mark.parametrize("note", ["owner", "=ann", f"{'k' * 65}=x", f"k={'x' * 513}"])
+def test_a_note_that_typed_clients_refuse_is_wrong_usage(run: Shardq, note: str) -> None:
+    result = run("submit", "--metadata", note, "-", stdin=PROMPTS)
+    assert result.exit_code == ExitCode.USAGE
+    assert "is not KEY=VALUE" in error_of(result) or "metadata: expected a key of 1 to 64" in error_of(result)
+
+
+@pytest.mark.parametrize("name", ["r.xlsx", "r.txt", "r.json"])
+def test_an_ending_that_names_no_format_is_refused(run: Shardq, noted: str, tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    for command in (["results", noted], ["submit", "--wait", "-"]):
+        result = run(*command, "--output", str(path), stdin=PROMPTS)
+        assert result.exit_code == ExitCode.USAGE
+        assert "expected a name that ends in .jsonl, .csv or .parquet" in error_of(result)
+        assert not path.exists()
+    assert run("results", noted, "--format", "csv", "--output", str(path)).exit_code == ExitCode.JOBS_FAILED
+    assert path.read_text().startswith("custom_id,")
+
+
+def test_the_ids_of_a_batchs_files_lead_to_its_results(run: Shardq, noted: str) -> None:
+    shown = run.status(noted)
+    lines = {name: run("results", shown[name], "--json").stdout for name in ("output_file_id", "error_file_id")}
+    assert [json.loads(line)["custom_id"] for line in lines["output_file_id"].splitlines()] == ["a", "b"]
+    assert [json.loads(line)["error"]["message"] for line in lines["error_file_id"].splitlines()] == ["too long"]
+
+
+def test_csv_for_excel_begins_with_a_byte_order_mark(run: Shardq, noted: str) -> None:
+    assert run("results", noted, "--format", "csv", "--bom").stdout_bytes.startswith(b"\xef\xbb\xbfcustom_id,")
+    assert run("results", noted, "--format", "csv").stdout_bytes.startswith(b"custom_id,")
+    assert "--bom is for csv" in error_of(run("results", noted, "--json", "--bom"))
+
+
+def test_the_same_file_again_without_a_name_is_remarked_upon(run: Shardq) -> None:
+    first = run.submit(PROMPTS, "--name", "nightly")
+    again = run("submit", "-", stdin=PROMPTS)
+    assert again.exit_code == ExitCode.OK
+    assert f"same content as {first} (nightly), submitted " in again.stderr
+    assert "same content" not in run("submit", "--name", "other", "-", stdin=PROMPTS).stderr
+    assert "same content" not in run("submit", "-", stdin=b'{"prompt": "new"}').stderr
+
+
+def test_lines_left_out_are_seen_at_the_end(run: Shardq, tmp_path: Path) -> None:
+    errors = tmp_path / "errors.jsonl"
+    words = ["submit", "--wait", "--reuse", "--on-invalid", "skip", "--errors", str(errors), "-"]
+    run.end_jobs(run.submit(GREEDY))
+    assert run(*words, stdin=GREEDY).exit_code == ExitCode.OK
+    result = run(*words, stdin=GREEDY + b"{oops\n")
+    assert result.exit_code == ExitCode.JOBS_FAILED
+    assert "left out       1 line of the file, in no result (`submit --errors FILE` names them)" in result.stdout
+    assert [json.loads(line)["line"] for line in errors.read_text().splitlines()] == [3]

@@ -136,6 +136,23 @@ def test_results_come_out_as_a_dataframe(client: Client, run: Shardq) -> None:
     ]
 
 
+def test_inputs_and_notes_come_out_beside_the_results(client: Client, run: Shardq) -> None:
+    chat = [{"role": "user", "content": "hi"}]
+    lines = [{"custom_id": "a", "prompt": "one", "metadata": {"page": 3}}, {"custom_id": "b", "messages": chat}]
+    batch = client.submit(lines, metadata={"owner": "ann"})
+    assert batch.row.metadata == {"owner": "ann"}
+    run.end_jobs(batch.id)
+    frame = batch.results().to_pandas(columns=["custom_id"], with_input=True)
+    assert frame.to_dict("list") == {
+        "custom_id": ["a", "b"],
+        "prompt": ["one", None],
+        "messages": [None, chat],
+        "metadata": [{"page": 3}, None],
+    }
+    with pytest.raises(InputRefused, match="metadata: expected a key of 1 to 64 characters"):
+        client.submit(["one"], metadata={"": "x"})
+
+
 def test_no_result_is_an_empty_dataframe_with_the_same_columns(client: Client) -> None:
     frame = client.submit(["one"]).results().to_pandas()
     assert (len(frame), frame["completion_tokens"].dtype) == (0, "Int64")

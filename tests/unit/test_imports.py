@@ -47,7 +47,7 @@ CLIENT_MAY_IMPORT = {
     "cli.terminal",
 }
 #: and of the output its words, not its printing
-WORDS = {"counted", "moment"}
+WORDS = {"counted", "duration", "moment"}
 
 HEAVY = ("torch", "transformers", "tokenizers", "safetensors", "accelerate", "gguf")
 
