@@ -150,3 +150,29 @@ def test_a_stop_string_that_is_a_special_token_ends_a_text() -> None:
     job = read(replace(REQUEST, stop=("\n<|im_start|>",), ignore_eos=True))
     assert job.commit((65, EOS_ID, *byte_tokenizer()("\n")["input_ids"], mark, 66))[0] == 4
     assert job.completion.text == byte_tokenizer().decode([65])
+
+
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        ("{{ 'a' + 5 }}", 'the chat template failed: TypeError: can only concatenate str (not "int") to str'),
+        ("{{ missing.field }}", "the chat template failed: UndefinedError: 'missing' is undefined"),
+        ("{{ 1 / 0 }}", "the chat template failed: ZeroDivisionError: division by zero"),
+        ("{% for message in", "the chat template failed: TemplateSyntaxError: "),
+        ("{{ messages.append(1) }}", "the chat template failed: SecurityError: "),
+        ("{{ range(10 ** 9) }}", "the chat template failed: OverflowError: "),
+        ("{{ strftime_now(1) }}", "the chat template failed: TypeError: "),
+        ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "the chat template failed: RecursionError: "),
+        ("{{ raise_exception('two users\\nin a row') }}", "the chat template refuses the messages: two users in a row"),
+    ],
+)
+def test_whatever_a_chat_template_raises_is_told_as_its_own(template: str, message: str) -> None:
+    tokenizer = byte_tokenizer()
+    tokenizer.chat_template = template
+    reader = PromptReader(tokenizer=tokenizer, eos=(), vocab_size=VOCABULARY, context=64)
+    chat = replace(REQUEST, prompt=None, messages=({"role": "user", "content": "a"},))
+    with pytest.raises(PromptRejected) as refused:
+        reader.read(tasks_for([chat])[0])
+    assert refused.value.failure is FailureType.INVALID_PROMPT
+    assert str(refused.value).startswith(message)
+    assert "\n" not in str(refused.value)

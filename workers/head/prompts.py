@@ -152,14 +152,14 @@ class PromptReader:
                 FailureType.INVALID_PROMPT,
                 "the model has no chat template; send `prompt` instead of `messages`",
             )
-        try:
-            text = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-        except TemplateError as error:
-            raise PromptRejected(
-                FailureType.INVALID_PROMPT, f"the chat template refuses the messages: {error}"
-            ) from error
         # The template writes the special tokens itself: no second BOS.
-        return self._encoded(text, add_special_tokens=False)
+        return self._encoded(self._rendered(messages), add_special_tokens=False)
+
+    def _rendered(self, messages: list[dict[str, Any]]) -> str:
+        try:
+            return str(self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+        except Exception as error:  # a template is code of the model's: it may raise anything
+            raise PromptRejected(FailureType.INVALID_PROMPT, _template_failure(error)) from error
 
     def _encoded(self, text: str, *, add_special_tokens: bool) -> list[int]:
         fewest = self._fewest(text)
@@ -174,3 +174,10 @@ class PromptReader:
             FailureType.CONTEXT_LENGTH,
             f"the prompt has {length}, the served context is {self.context} (prompt and at least one completion token)",
         )
+
+
+def _template_failure(error: Exception) -> str:
+    told = " ".join(str(error).split())
+    if type(error) is TemplateError:  # what a template raises by itself, with `raise_exception`
+        return f"the chat template refuses the messages: {told}"
+    return f"the chat template failed: {type(error).__name__}: {told}"
