@@ -69,6 +69,7 @@ def read_parameters(
         raise ParameterInvalid("best_of", f"expected the same value as n ({fields.get('n', 1)}), got {best_of}")
     if form is not Form.EITHER:  # a line may still change what does not go together
         _check_together(fields)
+        _join_filters(fields)
     return fields
 
 
@@ -120,6 +121,12 @@ def _join_logprobs(read: dict[str, Any], form: Form, defaults: Mapping[str, Any]
         read["logprobs"] = top or 0
 
 
+def _join_filters(fields: dict[str, Any]) -> None:
+    """The likeliest tokens with a probability of 0 together are the likeliest alone."""
+    if fields.get("top_p") == 0:
+        fields.update(top_p=1.0, top_k=1)
+
+
 def _check_together(fields: Mapping[str, Any]) -> None:
     """What no parameter breaks alone. Raises ParameterInvalid."""
     num_choices, max_tokens = fields.get("n", 1), fields.get("max_tokens", DEFAULT_MAX_TOKENS)
@@ -159,7 +166,7 @@ RULES: Mapping[str, Rule] = {
     "max_tokens": integer(1, MAX_TOKENS),
     "max_completion_tokens": integer(1, MAX_TOKENS),
     "temperature": number(0, 2),
-    "top_p": number(0, 1, above=True),
+    "top_p": number(0, 1),
     "top_k": top_k,
     "min_p": number(0, 1),
     "seed": integer(-(2**63), 2**63 - 1),

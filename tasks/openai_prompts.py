@@ -13,7 +13,6 @@ _ROLES_TEXT = "system, developer, user or assistant"
 
 #: what OpenAI's own answers carry beside role and content, with the values that say nothing
 _SILENT: Mapping[str, tuple[object, ...]] = {
-    "name": (),
     "refusal": (),
     "audio": (),
     "function_call": (),
@@ -32,13 +31,16 @@ def read_prompt(value: object) -> str | tuple[int, ...]:
     if isinstance(value, str) and value:
         return value
     if isinstance(value, list) and value and all(is_token_id(item) for item in value):
-        return tuple(value)
+        return tuple(map(int, value))
     shown = "a list of something else" if isinstance(value, list) and value else describe(value)
     raise ParameterInvalid("prompt", f"expected a text or a list of token ids, not empty, got {shown}")
 
 
 def read_messages(value: object) -> tuple[dict[str, Any], ...]:
-    """Chat messages as `{"role": …, "content": text}`, `developer` as `system`. Raises ParameterInvalid."""
+    """Chat messages as `{"role": …, "content": text}`, with `name` where given, `developer` as `system`.
+
+    Raises ParameterInvalid.
+    """
     if not isinstance(value, list) or not value:
         raise ParameterInvalid("messages", f"expected a list of messages, not empty, got {describe(value)}")
     return tuple(_message(f"messages[{index}]", item) for index, item in enumerate(value))
@@ -51,10 +53,14 @@ def _message(where: str, value: object) -> dict[str, Any]:
     if not isinstance(role, str) or role not in _ROLES:
         raise ParameterInvalid(f"{where}.role", f"expected {_ROLES_TEXT}, got {describe(role)}")
     for name, item in value.items():
-        if name in ("role", "content") or (name in _SILENT and (item is None or item in _SILENT[name])):
+        if name in ("role", "content", "name") or (name in _SILENT and (item is None or item in _SILENT[name])):
             continue
-        raise ParameterInvalid(f"{where}.{printable(name)}", "not supported: expected role and content only")
-    return {"role": _ROLES[role], "content": _content(f"{where}.content", value.get("content"))}
+        raise ParameterInvalid(f"{where}.{printable(name)}", "not supported: expected role, content and name only")
+    read = {"role": _ROLES[role], "content": _content(f"{where}.content", value.get("content"))}
+    name = value.get("name")
+    if name is not None and (not isinstance(name, str) or not name):
+        raise ParameterInvalid(f"{where}.name", f"expected a text, not empty, got {describe(name)}")
+    return read if name is None else {**read, "name": name}
 
 
 def _content(where: str, value: object) -> str:

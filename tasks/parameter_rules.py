@@ -54,8 +54,9 @@ def integer(low: int, high: int) -> Rule:
     """An integer in [low, high]."""
 
     def rule(value: object) -> int:
-        if _is_integer(value) and low <= value <= high:
-            return value
+        number = _whole(value)
+        if _is_integer(number) and low <= number <= high:
+            return number
         raise Unexpected(f"an integer from {low} to {high}")
 
     return rule
@@ -84,8 +85,9 @@ def switch_or_count(high: int) -> Rule:
     """True, false, or an integer in [0, high]: which of them it may be depends on the endpoint."""
 
     def rule(value: object) -> bool | int:
-        if isinstance(value, bool) or (_is_integer(value) and 0 <= value <= high):
-            return value
+        number = _whole(value)
+        if isinstance(number, bool) or (_is_integer(number) and 0 <= number <= high):
+            return number
         raise Unexpected(f"true or false, or for a completion an integer from 0 to {high}")
 
     return rule
@@ -93,8 +95,9 @@ def switch_or_count(high: int) -> Rule:
 
 def top_k(value: object) -> int:
     """A number of tokens; 0 and -1 are off."""
-    if _is_integer(value) and -1 <= value <= _MAX_INT32:
-        return max(value, 0)
+    number = _whole(value)
+    if _is_integer(number) and -1 <= number <= _MAX_INT32:
+        return max(number, 0)
     raise Unexpected(f"an integer from 1 to {_MAX_INT32}, or 0 or -1 for off")
 
 
@@ -109,7 +112,7 @@ def stops(value: object) -> tuple[str, ...]:
 def token_ids(value: object) -> tuple[int, ...]:
     """A list of token ids, without repetitions, in ascending order: their order means nothing."""
     if isinstance(value, list) and len(value) <= MAX_TOKEN_IDS and all(is_token_id(item) for item in value):
-        return tuple(sorted(set(value)))
+        return tuple(sorted({int(item) for item in value}))
     raise Unexpected(f"up to {MAX_TOKEN_IDS} token ids in a list")
 
 
@@ -158,8 +161,9 @@ def is_text(value: object) -> TypeGuard[str]:
 
 
 def is_token_id(value: object) -> bool:
-    """Whether this can be a token's id, in whatever vocabulary."""
-    return _is_integer(value) and 0 <= value <= _MAX_INT32
+    """Whether this can be a token's id, in whatever vocabulary; `int` of it is the id."""
+    number = _whole(value)
+    return _is_integer(number) and 0 <= number <= _MAX_INT32
 
 
 def _token_of(key: str) -> int:
@@ -171,6 +175,11 @@ def _token_of(key: str) -> int:
 
 def _bias(key: str, value: object) -> float:
     return float(check(f"logit_bias.{key}", number(-MAX_BIAS, MAX_BIAS), value))
+
+
+def _whole(value: object) -> object:
+    """A whole number written with a point becomes an integer, as 42.0 from a data frame; beyond 2**53 it may be off."""
+    return int(value) if isinstance(value, float) and abs(value) <= 2**53 and value.is_integer() else value
 
 
 def _is_integer(value: object) -> TypeGuard[int]:

@@ -298,15 +298,17 @@ def test_a_value_that_is_not_supported_is_refused_by_name(name: str, value: obje
         ("temperature", -0.1, "a number from 0 to 2"),
         ("temperature", "1", "a number from 0 to 2"),
         ("temperature", True, "a number from 0 to 2"),
-        ("top_p", 0, "a number above 0, at most 1"),
-        ("top_p", 1.5, "a number above 0, at most 1"),
+        ("top_p", -0.1, "a number from 0 to 1"),
+        ("top_p", 1.5, "a number from 0 to 1"),
         ("min_p", 2, "a number from 0 to 1"),
         ("top_k", -2, "an integer from 1 to 2147483647, or 0 or -1 for off"),
         ("top_k", 1.5, "an integer from 1 to 2147483647, or 0 or -1 for off"),
         ("max_tokens", 0, "an integer from 1 to 1000000"),
-        ("max_tokens", 1.0, "an integer from 1 to 1000000"),
+        ("max_tokens", 1.5, "an integer from 1 to 1000000"),
+        ("max_tokens", 0.0, "an integer from 1 to 1000000"),
         ("max_tokens", 10**9, "an integer from 1 to 1000000"),
         ("seed", 2**63, "an integer from -9223372036854775808 to 9223372036854775807"),
+        ("seed", 2.0**53 + 2, "an integer from -9223372036854775808 to 9223372036854775807"),
         ("seed", "7", "an integer from -9223372036854775808 to 9223372036854775807"),
         ("ignore_eos", 1, "true or false"),
         ("stop", "", "a text or up to 16 texts, each of 1 to 1000 characters"),
@@ -322,6 +324,15 @@ def test_a_wrong_value_names_field_and_range(name: str, value: object, expected:
     refused = error(line(prompt="p", **{name: value}))
     assert refused.field == name
     assert refused.message.startswith(f"expected {expected}, got ")
+
+
+def test_a_message_may_have_a_name_that_templates_may_use() -> None:
+    named = job(chat(messages=[{"role": "user", "content": "x", "name": "me"}, {"role": "user", "content": "y"}]))
+    assert named.request.messages == (
+        {"role": "user", "content": "x", "name": "me"},
+        {"role": "user", "content": "y"},
+    )
+    assert job(chat(messages=[{**HELLO[0], "name": None}])) == job(chat(messages=HELLO))
 
 
 def test_an_infinite_number_is_out_of_range() -> None:
@@ -387,7 +398,9 @@ def test_a_broken_line_says_what_was_expected(data: bytes, field: str | None, me
         ({"role": "user", "content": ["x"]}, "messages[0].content[0]"),
         ({"role": "user", "content": [{"type": "image_url", "image_url": {}}]}, "messages[0].content[0]"),
         ({"role": "user", "content": [{"type": "text", "text": 5}]}, "messages[0].content[0]"),
-        ({"role": "user", "content": "x", "name": "me"}, "messages[0].name"),
+        ({"role": "user", "content": "x", "name": ""}, "messages[0].name"),
+        ({"role": "user", "content": "x", "name": 5}, "messages[0].name"),
+        ({"role": "user", "content": "x", "weight": 1}, "messages[0].weight"),
         ({"role": "assistant", "content": "x", "tool_calls": [{}]}, "messages[0].tool_calls"),
     ],
 )

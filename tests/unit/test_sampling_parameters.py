@@ -40,6 +40,28 @@ def refusal(defaults: Defaults = NO_DEFAULTS, **fields: Any) -> str:
     return f"{error.field}: {error.message}"
 
 
+@pytest.mark.parametrize(
+    "name", ["max_tokens", "max_completion_tokens", "min_tokens", "top_k", "seed", "n", "best_of", "logprobs"]
+)
+def test_a_whole_number_may_be_written_with_a_point(name: str) -> None:
+    more = {"n": 2} if name == "best_of" else {}
+    assert json.dumps(request(**{name: 2.0}, **more).to_json()) == json.dumps(request(**{name: 2}, **more).to_json())
+
+
+def test_token_ids_may_be_written_with_a_point() -> None:
+    asked = request(prompt=[1.0, 2], stop_token_ids=[9.0, 2], logit_bias={"5": 1})
+    assert (asked.prompt, asked.stop_token_ids) == ((1, 2), (2, 9))
+    assert [type(token) for token in (*asked.prompt, *asked.stop_token_ids)] == [int] * 4
+
+
+def test_a_top_p_of_zero_leaves_the_likeliest_token_whatever_top_k_says() -> None:
+    likeliest = request(top_k=1)
+    assert request(top_p=0) == request(top_p=0.0, top_k=40) == likeliest
+    defaults = Defaults.of(top_p=0)
+    assert request(defaults) == request(defaults, top_k=40) == likeliest
+    assert request(defaults, top_p=0.9) == request(top_p=0.9)
+
+
 def test_every_parameter_reaches_the_request() -> None:
     asked = request(
         presence_penalty=-2,
@@ -74,7 +96,7 @@ def test_every_parameter_reaches_the_request() -> None:
         ("frequency_penalty", (2.1, -3, [1], False), "a number from -2 to 2"),
         ("repetition_penalty", (0, -1, 2.1, "1"), "a number above 0, at most 2"),
         ("min_tokens", (-1, 1.5, 1_000_001, True), "an integer from 0 to 1000000"),
-        ("n", (0, 129, 1.0, True), "an integer from 1 to 128"),
+        ("n", (0, 129, 1.5, True), "an integer from 1 to 128"),
         ("best_of", (0, "2"), "an integer from 1 to 128"),
         ("stop_token_ids", (5, [-1], [2**31], [True], ["5"], list(range(1025))), "up to 1024 token ids in a list"),
         ("logit_bias", ([], 5, {str(n): 1 for n in range(1025)}), "an object like"),
