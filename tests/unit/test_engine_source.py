@@ -228,6 +228,15 @@ def test_a_note_that_cannot_be_read_is_made_anew(tmp_path: Path, note: str) -> N
     assert kept.read_text() == before
 
 
+def test_a_conversion_in_a_cache_that_takes_no_notes_is_found(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file = write_gguf(tmp_path / "tiny.gguf", tiny_model(tmp_path / "origin"))
+    done = convert_once(file, tmp_path / "cache")
+    shutil.rmtree(tmp_path / "cache" / "digests")
+    (tmp_path / "cache" / "digests").touch()  # as unwritable as a read-only folder, also to root
+    assert convert_once(file, tmp_path / "cache") == done
+    assert "cannot be written, so the model's file is read whole again next time" in caplog.text
+
+
 def test_a_file_that_changes_while_it_is_converted_leaves_nothing(tmp_path: Path) -> None:
     file = write_gguf(tmp_path / "tiny.gguf", tiny_model(tmp_path / "origin"))
 

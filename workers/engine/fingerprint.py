@@ -13,12 +13,15 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from workers.engine import checkpoint, gguf
 from workers.errors import ModelNotFound
+
+log = logging.getLogger(__name__)
 
 TOKENIZER_FILES = (
     "tokenizer.json",
@@ -77,11 +80,18 @@ def _noted_sha256(file: Path, notes: Path) -> str:
         pass  # no usable note
     with file.open("rb") as stream:
         digest = hashlib.file_digest(stream, "sha256").hexdigest()
-    notes.mkdir(parents=True, exist_ok=True)
-    fresh = note.with_name(f"{note.name}.{os.getpid()}")
-    fresh.write_text(json.dumps({"stamp": stamp, "sha256": digest}), encoding="utf-8")
-    fresh.replace(note)
+    _write_note(note, json.dumps({"stamp": stamp, "sha256": digest}))
     return digest
+
+
+def _write_note(note: Path, text: str) -> None:
+    fresh = note.with_name(f"{note.name}.{os.getpid()}")
+    try:
+        note.parent.mkdir(parents=True, exist_ok=True)
+        fresh.write_text(text, encoding="utf-8")
+        fresh.replace(note)
+    except OSError as error:  # a cache that others filled may be read-only
+        log.warning("%s cannot be written, so the model's file is read whole again next time: %s", note, error.strerror)
 
 
 def _digest(parts: list[bytes]) -> str:
