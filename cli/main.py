@@ -41,6 +41,7 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "prune": ("cli.commands.retention", "Delete batches that ended long ago."),
         "rejected": ("cli.commands.rejected", "Results that came for no job, kept; take them in."),
         "backup": ("cli.commands.retention", "Write a copy of the database to a file."),
+        "restore": ("cli.commands.restore", "Put a backup in the place of the database."),
         "models": ("cli.commands.models", "The models that are served, or a model's files."),
     },
     "Machines": {

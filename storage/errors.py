@@ -7,6 +7,7 @@ StorageError
 │   ├── DatabaseBusy        another process held the write lock too long
 │   └── DiskFull            no room for what was to be written
 ├── BackupFailed            no backup was made
+├── RestoreFailed           a backup was not put in the place of the database
 ├── SchemaInvalid           the database holds tables that are not ours
 │   └── SchemaTooNew        written by a newer shardq
 ├── NameTaken               another batch has this name
@@ -53,6 +54,10 @@ class DiskFull(DatabaseUnavailable):
 
 class BackupFailed(StorageError):
     """No backup was made; nothing was left at its place."""
+
+
+class RestoreFailed(StorageError):
+    """A backup was not put in the place of the database, which is as it was."""
 
 
 class SchemaInvalid(StorageError):

@@ -93,7 +93,7 @@ def backup(db: Database, path: Path) -> None:
         raise BackupFailed(f"no backup was written to {path}: {error}") from error
 
 
-def _take_mark(copy: Path) -> None:
+def take_mark(copy: Path) -> None:
     """The mark is the original's (`storage.identity`): no bookkeeper has written to the copy."""
     with closing(sqlite3.connect(copy)) as connection, connection:
         connection.execute("UPDATE identity SET mark = NULL, mark_before = NULL")
@@ -105,7 +105,7 @@ def _copy_whole(source: Path, target: Path) -> None:
     part = Path(name)
     try:
         copy_sqlite(source, part)
-        _take_mark(part)
+        take_mark(part)
         os.fsync(handle)
         part.rename(target)
     finally:

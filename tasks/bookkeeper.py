@@ -27,9 +27,9 @@ from tasks.connection import connect, ping, translated
 from tasks.errors import QueueFull, QueueUnreachable, TaskError
 from tasks.feeder import Feeder
 from tasks.heads import say_host
-from tasks.kept_database import MARK_S, difference, publish
+from tasks.kept_database import MARK_S, difference, is_new_here, publish
 from tasks.publish import Publisher
-from tasks.reconciler import COUNT_S, Reconciler
+from tasks.reconciler import COUNT_S, Reconciler, forget_done
 from tasks.recorder import Recorder
 from tasks.restorer import Restorer
 from tasks.results import ResultsReader
@@ -94,7 +94,7 @@ class Bookkeeper:
         reconciler = Reconciler(database, client, publisher, settings.scan_interval_s)
         stopper = Stopper(database, client, lambda: self._clock())
         # Before anything is fed: whoever submits must know where the results will be.
-        self._tell = Duty("tell which database is kept", MARK_S, lambda _: publish(client, database))
+        self._tell = Duty("tell which database is kept", MARK_S, lambda _: self._tell_database())
         self._duties = [
             self._tell,
             Duty("say which version this is", HOST_S, lambda _: say_host(client), without_database=True),
@@ -180,6 +180,11 @@ class Bookkeeper:
         self._waits = not holds
         self._tenure_until = now + TENURE_RENEWAL_S if holds else float("-inf")
         return holds
+
+    def _tell_database(self) -> None:
+        if is_new_here(self._client, self._database) and (number := forget_done(self._client, self._database)):
+            log.warning("%d jobs are under way in this database: those that no head has are queued again", number)
+        publish(self._client, self._database)
 
     def _say_who_is_at_work(self) -> None:
         if other := difference(self._client, self._database):

@@ -46,8 +46,8 @@ def publish(client: redis.Redis, database: Database) -> None:
     A mark that was written but never published is published first, so that the database always has the published one.
     """
     known, own = published(client), read_identity(database)
-    behind = known is not None and known.id == own.id and own.mark not in (None, known.mark)
-    mark = (own if behind else renew_mark(database)).mark
+    was_published = known is None or known.id != own.id or known.mark != own.mark_before
+    mark = (renew_mark(database) if was_published or own.mark is None else own).mark
     if known is not None and known.id != own.id:
         log.warning(
             "until now database %s at %s was kept, from now on %s at %s: outcomes of jobs of that one are put aside",
@@ -55,6 +55,12 @@ def publish(client: redis.Redis, database: Database) -> None:
         )
     kept = KeptDatabase(own.id, str(mark), database.place)
     client.eval(_PUBLISH, 1, keys.DATABASE, json.dumps(asdict(kept)))
+
+
+def is_new_here(client: redis.Redis, database: Database) -> bool:
+    """Before `publish`: whether the database is not as the last bookkeeper left it. It is new, or a restored backup."""
+    known, own = published(client), read_identity(database)
+    return known is None or known.id != own.id or known.mark not in (own.mark, own.mark_before)
 
 
 def published(client: redis.Redis) -> KeptDatabase | None:

@@ -21,7 +21,7 @@ import redis
 from storage.database import Database
 from storage.job_records import InFlightJob
 from storage.jobs import queued_or_running, reclaim, window
-from tasks import keys, queues
+from tasks import keys, lease, queues
 from tasks.heads import known_heads, live_heads
 from tasks.publish import Publication, Publisher
 from tasks.served import model_names
@@ -130,6 +130,19 @@ class Reconciler:
         for job in claimed:
             log.warning("job was lost and is queued again", extra={"job": job.id, "attempt": job.attempt})
         return len(claimed)
+
+
+def forget_done(client: redis.Redis, database: Database) -> int:
+    """For a database that is new here, as a restored backup: no job that it has in flight counts as done.
+
+    Their outcomes may have been recorded in the database that it replaces; then the next scans queue them again.
+    Returns the number of these jobs.
+    """
+    names = model_names(client, database)
+    task_ids = [f"{job.id}.{job.attempt}" for name in names for job in queued_or_running(database, name)]
+    for task_id in task_ids:
+        lease.give_back(client, keys.job(task_id), lease.DONE)
+    return len(task_ids)
 
 
 def _chunks(items: Iterator[str]) -> Iterator[list[str]]:

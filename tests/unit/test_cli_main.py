@@ -329,7 +329,7 @@ def test_options_that_are_not_given_are_left_to_the_settings() -> None:
 def test_commands_complete_in_a_shell() -> None:
     context = click.Context(shardq)
     names = [item.value for item in shardq.shell_complete(context, "re")]
-    assert names == ["results", "report", "retry", "rejected"]
+    assert names == ["results", "report", "retry", "rejected", "restore"]
 
 
 @pytest.mark.parametrize("command", ["demo", "up"])
