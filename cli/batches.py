@@ -20,7 +20,7 @@ def print_batches(rows: list[BatchRow]) -> None:
     """Batches as a table, with a line about each that does not hold all of its file."""
     has_notes = any(row.metadata for row in rows)
     print_table(
-        ["BATCH", "STATE", "JOBS", "DONE", "FAILED", "STOPPED", "AGE", "NAME", *(["METADATA"] if has_notes else [])],
+        ["BATCH", "STATE", "JOBS", "ENDED", "FAILED", "STOPPED", "AGE", "NAME", *(["METADATA"] if has_notes else [])],
         [
             (
                 row.id,
@@ -35,11 +35,17 @@ def print_batches(rows: list[BatchRow]) -> None:
             )
             for row in rows
         ],
-        numbers={"JOBS", "DONE", "FAILED", "STOPPED", "AGE"},
+        numbers={"JOBS", "ENDED", "FAILED", "STOPPED", "AGE"},
     )
     for row in rows:
         if not row.is_whole:
             note(f"{row.id} is {row.status}{_what_that_means(row)}")
+
+
+def not_ended(counts: Counts) -> str:
+    """That a batch has open jobs."""
+    has = "has" if counts.num_open == 1 else "have"
+    return f"{counts.num_open:,} of {counted(counts.total, 'job')} {has} not ended yet"
 
 
 def print_batch(row: BatchRow, figures: BatchFigures) -> None:

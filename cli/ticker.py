@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+import os
 import sys
 import time
 from types import TracebackType
 from typing import Self, TextIO
+
+from rich.cells import cell_len, set_cell_size
 
 from cli.manner import is_quiet
 from cli.output import duration, percent, size
@@ -54,5 +57,10 @@ class Ticker:
     def _show(self, text: str) -> None:
         self._next = time.monotonic() + (UPDATE_S if self._is_live else LINE_S)
         self._shown = True
-        self._out.write(f"\r\x1b[K{text}" if self._is_live else f"{text}\n")
+        self._out.write(f"\r\x1b[K{self._fitting(text)}" if self._is_live else f"{text}\n")
         self._out.flush()
+
+    def _fitting(self, text: str) -> str:
+        """The text, cut to the terminal's line as it is now: what it wraps would be left behind."""
+        width = os.get_terminal_size(self._out.fileno()).columns - 1
+        return text if width < 1 or cell_len(text) <= width else f"{set_cell_size(text, width - 1)}…"

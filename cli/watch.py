@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import click
+from rich.console import Console, ConsoleOptions, RenderResult
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
@@ -19,6 +21,9 @@ from storage.batch_records import Counts
 #: seconds between two plain lines while something changes, and while nothing does
 LINE_S = 5.0
 SILENCE_S = 60.0
+#: cells of the bar on a terminal, and what of its line a narrow one does without
+_BAR_CELLS = 14
+_PARTS = frozenset({"now", "overall"})
 #: length of a notebook's bar
 BAR_CELLS = 20
 
@@ -28,11 +33,20 @@ def line_of(snapshot: Snapshot) -> str:
     counts = snapshot.counts
     ends = ", ".join(f"{number} {name}" for name, number in snapshot.not_done.items())
     return (
-        f"{counts.num_ended}/{counts.total} done, {ends}, {counts.running} "
-        f"{'stopping' if snapshot.stopping else 'running'}, "
-        f"{figure(snapshot.tps_now)} tok/s now, {figure(snapshot.tps_overall)} overall, "
-        f"ETA {duration(snapshot.eta_s)}"
+        f"{counts.num_ended}/{counts.total} done, {ends}, {counts.running} {_going(snapshot)}, "
+        f"{figure(snapshot.tps_now)} tok/s now, {figure(snapshot.tps_overall)} overall, {_time(snapshot)}"
     )
+
+
+def _going(snapshot: Snapshot) -> str:
+    return "stopping" if snapshot.stopping else "running"
+
+
+def _time(snapshot: Snapshot) -> str:
+    """What it takes until the end, or what it took."""
+    if not snapshot.counts.num_open:
+        return f"took {duration(snapshot.elapsed_s)}"
+    return f"ETA {duration(snapshot.eta_s)}"
 
 
 class LiveDisplay:
@@ -43,7 +57,7 @@ class LiveDisplay:
         self._live.start()
 
     def show(self, snapshot: Snapshot) -> None:
-        self._live.update(_bar(snapshot), refresh=True)
+        self._live.update(_Line(snapshot), refresh=True)
 
     def say(self, message: str) -> None:
         self._live.console.print(message, soft_wrap=True)
@@ -99,18 +113,37 @@ class PlainDisplay:
         """Nothing is left open."""
 
 
-def _bar(snapshot: Snapshot) -> Table:
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """A snapshot with a bar, on one line however narrow the terminal is when it is drawn."""
+
+    snapshot: Snapshot
+
+    def __rich_console__(self, screen: Console, options: ConsoleOptions) -> RenderResult:
+        counts, room = self.snapshot.counts, options.max_width - _BAR_CELLS - 1
+        # what people miss least goes first
+        choices = (_text(self.snapshot, parts) for parts in (_PARTS, _PARTS - {"overall"}, frozenset[str]()))
+        fitting = next((text for text in choices if text.cell_len <= room), None)
+        if fitting is None:
+            yield _text(self.snapshot, frozenset())
+            return
+        grid = Table.grid(padding=(0, 1, 0, 0))
+        grid.add_row(ProgressBar(total=max(counts.total, 1), completed=counts.num_ended, width=_BAR_CELLS), fitting)
+        yield grid
+
+
+def _text(snapshot: Snapshot, parts: frozenset[str]) -> Text:
     counts = snapshot.counts
-    grid = Table.grid(padding=(0, 1))
-    text = Text(f"{counts.num_ended}/{counts.total}")
+    text = Text(f"{counts.num_ended}/{counts.total}", no_wrap=True, overflow="ellipsis")
     for name, number in snapshot.not_done.items():
         text.append(f"  {number} {name}", style=style_of(name) if number else "dim")
-    going = "stopping" if snapshot.stopping else "running"
-    text.append(f"  {counts.running} {going}", style="cyan" if counts.running else "dim")
-    text.append(f"  {figure(snapshot.tps_now)} tok/s now, {figure(snapshot.tps_overall)} overall")
-    text.append(f"  ETA {duration(snapshot.eta_s)}", style="dim")
-    grid.add_row(ProgressBar(total=max(counts.total, 1), completed=counts.num_ended, width=14), text)
-    return grid
+    text.append(f"  {counts.running} {_going(snapshot)}", style="cyan" if counts.running else "dim")
+    if "now" in parts:
+        text.append(f"  {figure(snapshot.tps_now)} tok/s now")
+    if "overall" in parts:
+        text.append(f", {figure(snapshot.tps_overall)} overall")
+    text.append(f"  {_time(snapshot)}", style="dim")
+    return text
 
 
 def make_display() -> Display:

@@ -46,7 +46,8 @@ def refuse_invalid(check: Check, order: Order, voice: Voice, where: str) -> None
     if not check.num_jobs:
         raise InputRefused(report or "the file holds no request")
     if check.num_errors:
-        voice.warn(f"{check.num_errors} invalid lines are left out:\n{report}")
+        are = "is" if check.num_errors == 1 else "are"
+        voice.warn(f"{counted(check.num_errors, 'invalid line')} {are} left out:\n{report}")
 
 
 def check_expected(names: Iterable[str]) -> None:

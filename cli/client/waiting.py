@@ -123,7 +123,13 @@ class StopPasses:
 
 
 def follow(transport: Transport, batch: BatchRow, display: Display, on_poll: Callable[[], None] = lambda: None) -> None:
-    """Show progress until the batch has ended, and say why if nothing moves. Closes the display."""
+    """Show progress until the batch has ended, and say why if nothing moves. Closes the display.
+
+    Of one that had ended before there is no progress to show.
+    """
+    if batch.status in TERMINAL_STATUSES:
+        display.close()
+        return
     stall = StallWatch(display.say, lambda: obstacles(transport, transport.batch(batch.id)))
     pace = Pace(batch.working_since or time.time())
     try:

@@ -23,7 +23,7 @@ from cli.database import exit_code
 from cli.errors import CliError, ShardqError
 from cli.interruption import interruptible
 from cli.options import json_option
-from cli.output import note, print_json
+from cli.output import counted, note, print_json
 from cli.packaged_model import NAME, find
 from cli.result_files import write_table
 from cli.settings import CliSettings
@@ -128,7 +128,7 @@ def run_prompts(stack: Stack, client: Client) -> Batch:
     stack.start_workers()
     with Ticker("loading") as ticker:
         head = stack.wait_ready(ticker.tick)
-    note(f"{head.model} is ready: {head.slots} slots")
+    note(f"{head.model} is ready: {counted(head.slots, 'slot')}")
     order = Order(name=None, defaults=Defaults.of(model=head.model), skip_invalid=False)
     voice = Terminal()
     with open_input(str(PROMPTS), voice) as stream:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from contextlib import closing
 
 import click
@@ -54,7 +55,7 @@ def follow_command(ctx: click.Context, job: str, choice: int, as_json: bool) -> 
         show = _Show(row.id, choice, as_json)
         with interruptible(show.interrupted):
             if row.state not in TERMINAL_STATES:
-                row = LiveText(database, client, row, choice, show.piece, note).to_the_end()
+                row = LiveText(database, client, row, choice, show.piece, show.remark).to_the_end()
             ctx.exit(show.end(row, _again(database, row)))
 
 
@@ -96,6 +97,12 @@ class _Show:
         else:
             click.echo(text, nl=False)
         self._shown += text
+
+    def remark(self, message: str) -> None:
+        """A word on stderr, on a terminal below the line that was begun."""
+        if sys.stdout.isatty() and self._shown and not self._shown.endswith("\n"):
+            message = f"\n{message}"
+        note(message)
 
     def end(self, row: JobRow, again: str) -> ExitCode:
         """What is left of the stored text, and how the job ended. `again`: how to run it again."""

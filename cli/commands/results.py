@@ -10,6 +10,7 @@ from pathlib import Path
 
 import click
 
+from cli.batches import not_ended
 from cli.client.batch import NOT_DONE
 from cli.database import exit_code
 from cli.destination import STDOUT, refuse_same_file
@@ -149,7 +150,7 @@ def _refuse_what_the_format_lacks(ctx: click.Context, chosen: Format) -> None:
 
 def _say_what_is_open(counts: Counts, is_filtered: bool) -> ExitCode:
     if counts.num_open:
-        warn(f"{counts.num_open} of {counts.total} jobs have not ended yet")
+        warn(not_ended(counts))
     return ExitCode.OK if is_filtered else exit_code(counts)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from cli.batches import figures_json, states
+from cli.batches import figures_json, not_ended, states
 from cli.database import opened
 from cli.options import database_option, json_option
 from cli.output import duration, figure, percent, print_json, print_table, print_values, size, warn
@@ -53,7 +53,7 @@ def stats_command(batch: str, as_json: bool) -> None:
     else:
         _print(row, figures, spread)
     if row.counts.num_open:
-        warn(f"{row.counts.num_open} of {row.counts.total} jobs have not ended yet")
+        warn(not_ended(row.counts))
 
 
 def time_spent(figures: BatchFigures, spread: Distribution) -> TimeSpent:

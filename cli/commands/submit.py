@@ -162,7 +162,7 @@ def _print_check(check: Check, as_json: bool) -> None:
         shown = {"jobs": check.num_jobs, "invalid_lines": check.num_errors, "models": models, "errors": errors}
         print_json(shown)
         return
-    click.echo(f"{check.num_jobs} jobs, {check.num_errors} invalid lines")
+    click.echo(f"{counted(check.num_jobs, 'job')}, {counted(check.num_errors, 'invalid line')}")
     for name, number in check.models.items():
         if name is not None:
             note(f"{counted(number, 'line')} for {name!r}, if it is served (`shardq models` lists what is)")

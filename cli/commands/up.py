@@ -17,7 +17,7 @@ from rich.text import Text
 from cli.commands.workers import head_options, model_options, worker_arguments
 from cli.errors import Interrupted
 from cli.interruption import interruptible
-from cli.output import console
+from cli.output import console, counted
 from cli.packaged_model import NAME, find
 from cli.processes import LineSink
 from cli.settings import CliSettings
@@ -108,7 +108,7 @@ def _run(stack: Stack, stopped: Callable[[], bool], write: LineSink) -> None:
         stack.prepare_model(on_wait)
         stack.start_workers()
         head = stack.wait_ready(on_wait)
-        write("up", f"ready: {head.model} with {head.slots} slots; try `shardq submit FILE --wait`")
+        write("up", f"ready: {head.model} with {counted(head.slots, 'slot')}; try `shardq submit FILE --wait`")
         while True:
             on_wait()
             stack.restart_ended(lambda message: write("up", message))

@@ -14,6 +14,7 @@ from cli.doctor.findings import Finding, failed, ok, skipped, warning
 from cli.doctor.kept import check_kept
 from cli.doctor.roles import Place, Role
 from cli.doctor.security import check_connection
+from cli.output import counted
 from cli.reasons import unread_tasks
 from relay.guard import redact
 from storage.errors import StorageError
@@ -121,7 +122,7 @@ def _waited_for(client: redis.Redis) -> Iterator[Finding]:
 
 def _head(place: Place, head: HeadInfo, *needed_by: Role) -> Finding:
     alone = ", the whole model in one process" if head.whole else ""
-    text = f"{head.head_id} serves {head.model} with {head.slots} slots{alone}"
+    text = f"{head.head_id} serves {head.model} with {counted(head.slots, 'slot')}{alone}"
     if head.consuming:
         return ok("heads", text)
     obstacle = f"takes no jobs: {head.obstacle}" if head.obstacle else _NO_TAIL

@@ -9,6 +9,7 @@ from contextlib import closing
 from cli.doctor.findings import Finding, failed, ok, skipped, warning
 from cli.doctor.roles import Place, Role
 from cli.doctor.security import check_connection
+from cli.output import counted
 from cli.reasons import idle_heads
 from relay.errors import RelayError, RelayRefused
 from relay.guard import redact
@@ -61,7 +62,7 @@ def _tails(place: Place, relay: RedisRelay) -> Iterator[Finding]:
     heads = _living_heads(place)
     for tail in tails:
         layers = "no layers before a head has chosen the split" if tail.split is None else f"layers from {tail.split}"
-        text = f"{tail.tail}, {layers}, up to {tail.slots} slots"
+        text = f"{tail.tail}, {layers}, up to {counted(tail.slots, 'slot')}"
         misfit = _misfit(tail, heads)
         yield ok("tails", text) if misfit is None else warning("tails", f"{text}, but {misfit}")
 

@@ -162,7 +162,7 @@ def test_every_chart_has_marks_that_say_what_the_database_holds(shown: Shown, sh
     ):
         told = [float(mark.partition(": ")[2].split()[0]) for mark in shown.marks[chart]]
         assert told == pytest.approx(values, rel=0.01)
-    bars = [mark for mark in shown.marks["Latency"] if mark.endswith(" jobs")]
+    bars = [mark for mark in shown.marks["Latency"] if mark.endswith((" job", " jobs"))]
     assert sum(int(mark.rpartition(": ")[2].split()[0]) for mark in bars) == len(series.latency_s)
     assert shown.marks["Acceptance by position"] == ["token 1: 4 of 5 accepted (80%)", "token 2: 3 of 4 accepted (75%)"]
     assert "link: 3s · 75%" in shown.marks["Where the time went"]

@@ -305,7 +305,8 @@ def test_waiting_for_a_batch_that_has_ended_writes_its_results(run: Shardq, serv
     out = tmp_path / "out.csv"
     result = run("submit", "--name", "nightly", "--wait", "--output", str(out), "-", stdin=PROMPTS)
     assert result.exit_code == ExitCode.JOBS_FAILED
-    assert "2/2 done, 1 failed" in result.stderr
+    assert "1 completed, 1 failed" in result.stdout
+    assert "tok/s" not in result.stderr  # there is no progress any more
     assert len(list(csv.DictReader(out.open(newline="")))) == 2
 
 

@@ -129,7 +129,7 @@ def test_invalid_lines_can_be_left_out(run: Shardq) -> None:
     data = line(prompt="good") + b"\noops\n"
     result = run("submit", "--check", "--on-invalid", "skip", "-", stdin=data)
     assert result.exit_code == ExitCode.OK
-    assert result.stdout == "1 jobs, 1 invalid lines\n"
+    assert result.stdout == "1 job, 1 invalid line\n"
     assert "line 2:" in result.stderr
 
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import io
+import os
+import pty
 import sys
+import termios
 from types import ModuleType
 
 import pytest
@@ -12,7 +15,7 @@ from cli.client.voice import Snapshot
 from cli.client.waiting import STALL_S, Pace, StallWatch
 from cli.output import duration, figure, first_words, percent, size
 from cli.ticker import Ticker
-from cli.watch import NotebookDisplay, PlainDisplay, line_of
+from cli.watch import LiveDisplay, NotebookDisplay, PlainDisplay, line_of
 from storage.batch_records import Counts, Progress
 from storage.states import BatchStatus
 
@@ -136,6 +139,29 @@ def test_running_jobs_are_no_stall() -> None:
     assert said == []
 
 
+def test_the_last_line_says_how_long_it_took() -> None:
+    going = Pace(0.0).snapshot(5.0, report(1, 2, 9, running=1), None)
+    assert line_of(going).endswith("ETA –")
+    ended = Pace(0.0).snapshot(136.0, report(1, 2, 9, failed=1), None)
+    assert line_of(ended).endswith(" overall, took 2m16s")
+
+
+@pytest.mark.parametrize("width", [10, 40, 60, 80, 130])
+def test_progress_is_one_line_on_any_terminal(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    err = io.StringIO()
+    monkeypatch.setattr("sys.stderr", err)
+    monkeypatch.setenv("COLUMNS", str(width))
+    display = LiveDisplay()
+    counts = Counts(running=32, completed=1000, failed=123, cancelled=4, expired=5, waiting=100_000)
+    display.show(Snapshot(counts, 10**6, 3600.0, 1234.5, 1234.5, 7800.0))
+    display.close()
+    (line,) = [line for line in err.getvalue().split("\n") if line]
+    assert "\r" not in line
+    assert line.lstrip().startswith("1132/101164"[: width - 1])
+    for words, fewest in (("1,234.5 overall", 130), ("tok/s now", 130), ("ETA 2h10m", 80)):
+        assert (words in line) == (width >= fewest), words
+
+
 def test_short_work_shows_no_progress() -> None:
     out = io.StringIO()
     with Ticker("checking", 100, out) as ticker:
@@ -150,6 +176,17 @@ def test_long_work_shows_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
         ticker.tick_bytes(1_000_000)
         ticker.tick_bytes(1_500_000)
     assert out.getvalue() == "checking: 1.0 MB (50%)\n"
+
+
+def test_what_goes_on_is_cut_to_a_terminals_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cli.ticker.PATIENCE_S", 0.0)
+    master, slave = pty.openpty()
+    termios.tcsetwinsize(slave, (24, 20))
+    with os.fdopen(slave, "w", encoding="utf-8") as out, Ticker("preparing a/model/of/a/long/name", out=out) as ticker:
+        ticker.tick("layer 3")
+        shown = os.read(master, 1000).decode()
+    os.close(master)
+    assert shown == "\r\x1b[Kpreparing a/model/…"
 
 
 @pytest.mark.parametrize(

@@ -74,7 +74,7 @@ def test_a_tails_figures_cross_the_wire_and_cost_a_byte_when_they_are_not_there(
 
 
 def test_a_head_counts_frames_rounds_and_tokens_and_passes_its_tails_figures_on() -> None:
-    gauge = HeadGauge("ngram", 8, CPU)
+    gauge = HeadGauge("ngram", 8, CPU, Clock())
     gauge.opened("gpu-b-01234567")
     gauge.began(40)
     told = TailFigures(2, 3, 0.5, 1.0)
@@ -90,6 +90,20 @@ def test_a_head_counts_frames_rounds_and_tokens_and_passes_its_tails_figures_on(
     assert (figures.head_s_total, figures.link_s_total, figures.tail_s_total) == (0.4, 0.6, 0.8)
     assert (figures.running, figures.waiting, figures.tokens_per_s) == (1, 2, round(12.345, 2))
     assert (figures.tail_id, figures.tail) == ("gpu-b-01234567", told)
+
+
+def test_an_idle_tail_grows_older() -> None:
+    clock = Clock()
+    gauge = HeadGauge("ngram", 8, CPU, clock)
+    gauge.opened("gpu-b-01234567")
+    told = TailFigures(2, 3, 0.5, 145.0)
+    gauge.answered(answered(replace(VERDICT, figures=told)), Spent(0, 0, 0, 0, 0, 0), is_round=True)
+    clock.now += 60
+    assert gauge.figures(0, 0, 0.0).tail == replace(told, uptime_s=205.0)
+    gauge.answered(
+        answered(replace(VERDICT, figures=replace(told, uptime_s=206.0))), Spent(0, 0, 0, 0, 0, 0), is_round=True
+    )
+    assert gauge.figures(0, 0, 0.0).tail == replace(told, uptime_s=206.0)
 
 
 def test_acceptance_is_of_late_and_unknown_without_drafts() -> None:

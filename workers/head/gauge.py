@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -57,6 +58,8 @@ class HeadGauge:
         self._gpu = gpu_memory(device)
         self._tail_id = ""
         self._tail: TailFigures | None = None
+        #: when the tail told that
+        self._tail_told = 0.0
 
     def opened(self, tail_id: str) -> None:
         """An epoch on this tail begins."""
@@ -72,7 +75,8 @@ class HeadGauge:
         draft_s, head_s, link_s, tail_s = self._spent
         self._spent = (draft_s + spent.draft_s, head_s + spent.head_s, link_s + spent.link_s, tail_s + spent.tail_s)
         self._bytes = (self._bytes[0] + answered.bytes_up, self._bytes[1] + answered.bytes_down)
-        self._tail = answered.verdict.figures or self._tail
+        if answered.verdict.figures is not None:
+            self._tail, self._tail_told = answered.verdict.figures, self._clock()
 
     def committed(self, kept: int, drafted: int | None, accepted: int) -> None:
         """A row's tokens joined its text; `drafted` is None for prefill's own token."""
@@ -126,8 +130,13 @@ class HeadGauge:
             gpu_used_bytes=self._gpu[0],
             gpu_total_bytes=self._gpu[1],
             tail_id=self._tail_id,
-            tail=self._tail,
+            tail=self._tail_by_now(),
         )
+
+    def _tail_by_now(self) -> TailFigures | None:
+        """A tail tells with its verdicts only: while there are none, nothing of it changes but its age."""
+        tail, told = self._tail, self._tail_told
+        return tail and replace(tail, uptime_s=round(tail.uptime_s + self._clock() - told, 1))
 
 
 def _ratio(part: int, whole: int) -> float | None:

@@ -6,6 +6,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Sequence
 
+from cli.output import counted
 from cli.report.charts.area import duration_short
 from cli.report.charts.axes import Axis
 from cli.report.charts.bars import Bar, columns
@@ -30,7 +31,7 @@ def histogram(title: str, ascending: Sequence[float], color: str) -> Element:
     edges = [bisect_left(ascending, index * width) for index in range(_NUM_BARS)]
     counts = [later - sooner for sooner, later in zip(edges, [*edges[1:], len(ascending)], strict=True)]
     bars = [
-        Bar(index * width, (index + 1) * width, count, f"{_between(index, width, largest)}: {count:,} jobs")
+        Bar(index * width, (index + 1) * width, count, f"{_between(index, width, largest)}: {counted(count, 'job')}")
         for index, count in enumerate(counts)
         if count
     ]
@@ -39,7 +40,7 @@ def histogram(title: str, ascending: Sequence[float], color: str) -> Element:
         for name, value in (("median", p50), ("90th percentile", p90), ("99th percentile", p99))
     ]
     description = (
-        f"{len(ascending):,} jobs: median {duration_short(p50)}, 90% within {duration_short(p90)}, "
+        f"{counted(len(ascending), 'job')}: median {duration_short(p50)}, 90% within {duration_short(p90)}, "
         f"99% within {duration_short(p99)}, longest {duration_short(largest)}."
     )
     return columns(title, description, bars, across, Axis.to(max(counts), "jobs", whole=True), color, marks=marks)
