@@ -62,12 +62,11 @@ def test_a_tiny_cut_models_texts_are_the_uncut_quantised_models(
     assert_parity(tiny_model(tmp_path, family), 1, quantization, requests, drafter, draft_length)
 
 
+# Not in int8: of this model the library's uncut one differs from itself by units of a logit between two shapes of one
+# text (docs/memory.md), so there is nothing to compare with.
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("quantization", KINDS)
 @pytest.mark.parametrize(("drafter", "draft_length"), [("none", 0), ("ngram", 8)])
-def test_smollm2s_texts_are_the_uncut_quantised_models(
-    quantization: Quantization, drafter: DrafterKind, draft_length: int
-) -> None:
+def test_smollm2s_texts_are_the_uncut_nf4_models(drafter: DrafterKind, draft_length: int) -> None:
     requests = [*greedy_requests(32)[:6], *sampled_requests(32)[6:10]]
-    assert_parity(smollm2_directory(), 15, quantization, requests, drafter, draft_length)
+    assert_parity(smollm2_directory(), 15, "nf4", requests, drafter, draft_length)
