@@ -24,7 +24,7 @@ from tasks.durations import DurationInvalid, seconds
 from tasks.errors import ParameterInvalid
 from tasks.foreign_files import SAMPLE_BYTES, SAMPLE_LINES, foreign
 from tasks.generation import GenerationRequest, plain_fields
-from tasks.openai_parameters import Form, is_parameter, read_parameters
+from tasks.openai_parameters import LINE_FIELDS, Form, is_parameter, read_parameters
 from tasks.openai_prompts import read_messages, read_prompt
 from tasks.openai_results import error_line, output_line, result_line
 from tasks.parameter_rules import Unexpected, check, describe, is_text, printable
@@ -137,6 +137,11 @@ class ParsedJob:
         request = _ENCODER.encode(self.request.to_json())
         metadata = _ENCODER.encode(self.metadata) if self.metadata else None
         return NewJob(self.line, self.custom_id, model, self.url, request, expires_at, metadata)
+
+
+def is_field(name: str) -> bool:
+    """Whether a line, of whichever form, may have `name` at its top."""
+    return is_parameter(name) or name in ("id", *LINE_FIELDS, *_OPENAI_FORM)
 
 
 def draw_seed() -> int:

@@ -89,7 +89,7 @@ def _each(values: Mapping[str, object]) -> dict[str, Any]:
         elif name in _NEUTRAL:
             check(name, _NEUTRAL[name], value)
         else:
-            raise ParameterInvalid(printable(name), _unknown(name))
+            raise ParameterInvalid(printable(name), what_is_unknown(name))
     return read
 
 
@@ -150,7 +150,8 @@ def _check_size(num_choices: int, max_tokens: int, top: int) -> None:
         raise ParameterInvalid("logprobs", f"expected at most {MAX_LOGPROBS} log probabilities, got {what} = {number}")
 
 
-def _unknown(name: str) -> str:
+def what_is_unknown(name: str) -> str:
+    """What to say of a name that is no parameter."""
     known = [*BODY_FIELDS, *LINE_FIELDS, *RULES, *_NEUTRAL]
     similar = get_close_matches(name[:60], known, n=1, cutoff=0.75)
     return f"unknown parameter; did you mean {similar[0]}?" if similar else "unknown parameter"

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from cli.client.input_file import open_file, spooled
 from cli.client.voice import Voice
 from cli.errors import InputRefused, Refused
+from tasks.openai_batch import is_field
+from tasks.openai_parameters import what_is_unknown
 
 if TYPE_CHECKING:
     import pandas
@@ -81,9 +83,18 @@ def _rows(frame: pandas.DataFrame) -> Iterator[dict[str, Any]]:
     from pandas import isna
     from pandas.api.types import is_scalar
 
+    _check_columns([str(name) for name in frame.columns])
     for start in range(0, len(frame), _ROWS):
         for row in frame.iloc[start : start + _ROWS].to_dict("records"):
             yield {str(name): value for name, value in row.items() if not (is_scalar(value) and isna(value))}
+
+
+def _check_columns(names: list[str]) -> None:
+    """Once for all rows. Raises InputRefused for what is no field of a line."""
+    unknown = [f"column {name!r}: {what_is_unknown(name)}" for name in names if not is_field(name)]
+    if unknown:
+        way = "leave out what is no field of a line, or keep it in `metadata`, a column of objects"
+        raise InputRefused("\n".join([*unknown, way]))
 
 
 def _native(value: object) -> Any:

@@ -99,6 +99,19 @@ def test_a_dataframe_is_a_request_a_row_without_what_is_missing(client: Client, 
     assert (asked["a"]["stop"], asked["b"]["stop"]) == (["x"], [])
 
 
+def test_columns_of_a_dataframe_that_are_no_fields_are_named_once_and_can_be_notes(client: Client, run: Shardq) -> None:
+    frame = pandas.DataFrame({"prompt": ["one", "two"], "topic": ["x", "y"], "max_token": [5, 6]})
+    with pytest.raises(InputRefused) as refusal:
+        client.submit(frame)
+    assert str(refusal.value).splitlines() == [
+        "column 'topic': unknown parameter",
+        "column 'max_token': unknown parameter; did you mean max_tokens?",
+        "leave out what is no field of a line, or keep it in `metadata`, a column of objects",
+    ]
+    noted = frame[["prompt"]].assign(metadata=frame[["topic"]].to_dict("records"))
+    assert [job.metadata for job in run.jobs(client.submit(noted).id).values()] == [{"topic": "x"}, {"topic": "y"}]
+
+
 def test_messages_from_a_parquet_file_are_chats(client: Client, run: Shardq, tmp_path: Path) -> None:
     path = tmp_path / "chats.parquet"
     chat = [{"role": "user", "content": "hello"}]
