@@ -189,7 +189,8 @@ def describe(engine: Engine) -> str:
     """The engine's address for messages: a path, or an address without its password."""
     if engine.dialect.name == "sqlite":
         return str(engine.url.database)
-    return engine.url.render_as_string(hide_password=True)
+    # A password may also be one of the parameters.
+    return engine.url.set(query={}).render_as_string(hide_password=True)
 
 
 def _create_engine(url: URL, busy_timeout_ms: int) -> Engine:

@@ -22,6 +22,7 @@ import redis
 
 from storage.database import Database
 from storage.errors import StorageError
+from storage.job_records import Fate
 from tasks import keys, lease
 from tasks.connection import connect, ping, translated
 from tasks.errors import QueueFull, QueueUnreachable, TaskError
@@ -31,6 +32,7 @@ from tasks.kept_database import MARK_S, difference, is_new_here, publish
 from tasks.publish import Publisher
 from tasks.reconciler import COUNT_S, Reconciler, forget_done
 from tasks.recorder import Recorder
+from tasks.rejected import take_in
 from tasks.restorer import Restorer
 from tasks.results import ResultsReader
 from tasks.served import mirror_models
@@ -182,9 +184,18 @@ class Bookkeeper:
         return holds
 
     def _tell_database(self) -> None:
-        if is_new_here(self._client, self._database) and (number := forget_done(self._client, self._database)):
-            log.warning("%d jobs are under way in this database: those that no head has are queued again", number)
+        if is_new_here(self._client, self._database):
+            self._settle_in()
         publish(self._client, self._database)
+
+    def _settle_in(self) -> None:
+        """While another database was kept, or a later state of this one, outcomes of its jobs may have gone there."""
+        taken = take_in(self._client, self._database)[Fate.APPLIED]
+        if taken:
+            log.warning("recorded %d outcomes that had been put aside", taken)
+        number = forget_done(self._client, self._database)
+        if number:
+            log.warning("%d jobs are under way in this database: those that no head has are queued again", number)
 
     def _say_who_is_at_work(self) -> None:
         if other := difference(self._client, self._database):
@@ -215,7 +226,7 @@ def run(database: Database, settings: BookkeeperSettings, stop: threading.Event)
     with Publisher(settings) as publisher:
         bookkeeper = Bookkeeper(settings, database, client, publisher)
         with _metrics(settings, bookkeeper):
-            log.info("bookkeeper at work on %s", database.address)
+            log.info("bookkeeper started with database %s", database.place)
             bookkeeper.run(stop)
             _close(bookkeeper)
     client.close()

@@ -192,6 +192,22 @@ def test_kept_outcomes_go_into_the_database_that_has_their_jobs_and_the_others_s
     assert take_in(office.client, other) == {Fate.UNKNOWN: 1}
 
 
+def test_a_bookkeeper_that_comes_with_another_database_takes_in_what_was_put_aside_for_it(
+    office: Office, other: Database
+) -> None:
+    foreign = submit(other, 1)
+    first = office.bookkeeper()
+    turn(office, first)
+    results.publish_outcome(office.client, outcome(f"{foreign}-1"))
+    turn(office, first, 1)
+    assert num_rejected(office.client) == (1, 0)
+    first.close()
+    office.database = other
+    turn(office, office.bookkeeper())
+    assert get_batch(other, foreign).status is BatchStatus.COMPLETED
+    assert num_rejected(office.client) == (0, 0)
+
+
 def test_all_of_many_unknown_outcomes_are_kept(office: Office) -> None:
     bookkeeper = office.bookkeeper()
     turn(office, bookkeeper)

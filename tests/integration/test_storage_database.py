@@ -201,9 +201,10 @@ def test_a_database_opened_for_reading_is_not_made(tmp_path: Path, monkeypatch: 
         assert list_batches(db) == []
 
 
-def test_an_unreachable_server_is_an_error_without_the_password() -> None:
+@pytest.mark.parametrize("address", ["me:secret@127.0.0.1:1/shardq?", "127.0.0.1:1/shardq?user=me&password=secret&"])
+def test_an_unreachable_server_is_an_error_without_the_password(address: str) -> None:
     with pytest.raises(DatabaseUnavailable) as caught:
-        Database.open("postgresql://me:secret@127.0.0.1:1/shardq?connect_timeout=2")
+        Database.open(f"postgresql://{address}connect_timeout=2")
     assert "secret" not in str(caught.value)
     assert "127.0.0.1" in str(caught.value)
 
