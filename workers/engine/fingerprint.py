@@ -78,6 +78,7 @@ def _noted_sha256(file: Path, notes: Path) -> str:
             return str(known["sha256"])
     except (OSError, ValueError, KeyError, TypeError):
         pass  # no usable note
+    log.info("reading %s, to know it by its content", file)
     with file.open("rb") as stream:
         digest = hashlib.file_digest(stream, "sha256").hexdigest()
     _write_note(note, json.dumps({"stamp": stamp, "sha256": digest}))

@@ -17,7 +17,7 @@ from workers.engine.fingerprint import content_digest
 from workers.engine.gguf import Progress
 from workers.engine.loader import check_complete, check_split, load_config
 from workers.engine.tokenizer import end_ids, load_tokenizer, overlooked_end, shown
-from workers.errors import ModelDamaged, ModelNotFound, ModelUnsupported
+from workers.errors import ModelDamaged, ModelNotFound, ModelUnsupported, WorkerError
 from workers.settings import CacheSettings
 
 #: `owner/name`, with the commit, tag or branch to take after an @
@@ -124,9 +124,13 @@ def convert_once(path: Path, cache: Path, progress: Progress | None = None) -> P
             partial = directory.with_name(f"{directory.name}.partial")
             shutil.rmtree(partial, ignore_errors=True)  # left by a process that was killed
             partial.mkdir()
-            gguf.convert(files[0], partial, sha256, progress)
-            if content_digest(files, notes) != sha256:
-                raise ModelDamaged(f"{path} was changed while it was converted: begin anew")
+            try:
+                gguf.convert(files[0], partial, sha256, progress)
+                if content_digest(files, notes) != sha256:
+                    raise ModelDamaged(f"{path} was changed while it was converted: begin anew")
+            except WorkerError:
+                shutil.rmtree(partial)  # nobody would look for it under this name again
+                raise
             partial.rename(directory)
     return directory
 
