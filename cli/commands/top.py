@@ -38,7 +38,7 @@ def top_command(once: bool, interval_s: float, as_json: bool) -> None:
     """Heads, tails, link and queue, live.
 
     ACC is the share of drafted tokens that were accepted, T/RND the tokens that a row commits in a round, RTT and
-    MBIT/S are those of the link to the tail. A head in yellow has no tail. `q` or Ctrl-C ends.
+    MBIT/S are those of the link to the tail. A head in yellow takes no jobs. `q` or Ctrl-C ends.
 
     \b
     shardq top

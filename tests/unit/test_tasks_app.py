@@ -43,7 +43,7 @@ def test_nothing_but_json_is_accepted() -> None:
 
 def test_a_model_has_a_queue_of_its_own() -> None:
     assert model_queue("tiny").name == "shardq.tiny"
-    assert keys.ready("tiny")[:2] == ["shardq.tiny", "shardq.tiny:1"]
+    assert keys.ready("tiny", versions=[1])[:2] == ["shardq.tiny", "shardq.tiny:1"]
 
 
 def test_the_task_hands_its_arguments_to_the_executor_as_they_were() -> None:
