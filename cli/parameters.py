@@ -107,6 +107,12 @@ _OPTIONS = (
     click.option("--ignore-eos", is_flag=True, default=None, help="Go on after the end-of-sequence token."),
     click.option("--logprobs", is_flag=True, default=None, help="Tell the log probability of every token."),
     click.option("--top-logprobs", type=int, help="With --logprobs: and those of so many likeliest tokens, up to 20."),
+    click.option(
+        "--sanitize-control-tokens",
+        is_flag=True,
+        default=None,
+        help="Read what looks like a control token in chat messages as text.",
+    ),
 )
 
 

@@ -64,6 +64,8 @@ class GenerationRequest:
     stop_token_ids: tuple[int, ...] = ()
     #: likeliest tokens wanted at each position with their log probabilities; None wants no log probabilities
     logprobs: int | None = None
+    #: in a chat: what reads like a control token in a message becomes ordinary tokens
+    sanitize_control_tokens: bool = False
 
     @property
     def version(self) -> int:
@@ -91,7 +93,7 @@ class GenerationRequest:
 
 #: parameters that a head may be too old to read, and the version of the tasks that brought them. A new one gets the
 #: next version, and a default that asks for nothing: a task without it stays one of an earlier version
-SINCE: dict[str, int] = {}
+SINCE: dict[str, int] = {"sanitize_control_tokens": 2}
 #: parameters that are not written where they ask for nothing
 _YOUNGER = (
     *("n", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias"),

@@ -70,6 +70,8 @@ def read_parameters(
     if form is not Form.EITHER:  # a line may still change what does not go together
         _check_together(fields)
         _join_filters(fields)
+    if form is Form.COMPLETION:
+        _keep_to_chats(fields, read)
     return fields
 
 
@@ -125,6 +127,13 @@ def _join_filters(fields: dict[str, Any]) -> None:
     """The likeliest tokens with a probability of 0 together are the likeliest alone."""
     if fields.get("top_p") == 0:
         fields.update(top_p=1.0, top_k=1)
+
+
+def _keep_to_chats(fields: dict[str, Any], read: Mapping[str, Any]) -> None:
+    """A prompt's control tokens are always read as such: a default says nothing of it. Raises ParameterInvalid."""
+    if read.get("sanitize_control_tokens"):
+        raise ParameterInvalid("sanitize_control_tokens", "expected only in a chat, got it beside a prompt")
+    fields.pop("sanitize_control_tokens", None)
 
 
 def _check_together(fields: Mapping[str, Any]) -> None:
@@ -183,6 +192,7 @@ RULES: Mapping[str, Rule] = {
     "stop_token_ids": token_ids,
     "logprobs": switch_or_count(MAX_TOP_LOGPROBS),
     "top_logprobs": integer(0, MAX_TOP_LOGPROBS),
+    "sanitize_control_tokens": boolean,
 }
 
 _NOT_GIVEN = only(None)

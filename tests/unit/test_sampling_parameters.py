@@ -229,3 +229,23 @@ def test_each_of_these_parameters_makes_another_request(fields: dict[str, Any]) 
 def test_order_and_repetitions_of_token_ids_make_no_other_request() -> None:
     first = request(stop_token_ids=[5, 3, 5], logit_bias={"9": 1, "2": 3})
     assert first == request(stop_token_ids=[3, 5], logit_bias={"2": 3.0, "9": 1.0, "4": 0})
+
+
+def test_control_tokens_are_sanitized_in_chats_only() -> None:
+    assert request(messages=HELLO, sanitize_control_tokens=True).sanitize_control_tokens
+    assert request(messages=HELLO, sanitize_control_tokens=False) == request(messages=HELLO)
+    refused = refusal(sanitize_control_tokens=True)
+    assert refused == "sanitize_control_tokens: expected only in a chat, got it beside a prompt"
+    defaults = Defaults.of(sanitize_control_tokens=True)
+    assert request(defaults, messages=HELLO).sanitize_control_tokens
+    assert not request(defaults, messages=HELLO, sanitize_control_tokens=False).sanitize_control_tokens
+    assert request(defaults) == request()
+
+
+def test_a_request_that_sanitizes_has_another_key_and_one_that_does_not_is_written_as_before() -> None:
+    usual, sanitizing = (
+        json.dumps(request(messages=HELLO, sanitize_control_tokens=wanted).to_json()) for wanted in (False, True)
+    )
+    assert "sanitize" not in usual
+    assert request_key("m", usual) != request_key("m", sanitizing)
+    assert GenerationRequest.from_json(json.loads(sanitizing)).sanitize_control_tokens

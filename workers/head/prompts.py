@@ -15,6 +15,7 @@ from workers.head.ensemble import Ensemble
 from workers.head.fewest import FewestTokens
 from workers.head.jobs import Job
 from workers.head.likelihoods import Likelihoods
+from workers.head.plaincontents import PlainContents
 from workers.head.spelling import Spelling
 
 
@@ -40,6 +41,7 @@ class PromptReader:
     _fewest: FewestTokens = field(init=False)
     #: the texts of special tokens, by their ids
     _special: dict[int, str] = field(init=False)
+    _plain: PlainContents = field(init=False)
 
     def __post_init__(self) -> None:
         backend = self.tokenizer.backend_tokenizer
@@ -48,6 +50,7 @@ class PromptReader:
         backend.no_padding()
         object.__setattr__(self, "_spelling", Spelling(backend))
         object.__setattr__(self, "_fewest", FewestTokens(backend))
+        object.__setattr__(self, "_plain", PlainContents(backend, str(self.tokenizer.chat_template)))
         added = backend.get_added_tokens_decoder().items()
         object.__setattr__(self, "_special", {token: each.content for token, each in added if each.special})
 
@@ -144,16 +147,20 @@ class PromptReader:
             return list(request.prompt)
         if request.prompt is not None:
             return self._encoded(request.prompt, add_special_tokens=True)
-        return self._chat_tokens([dict(message) for message in request.messages or ()])
+        return self._chat_tokens([dict(message) for message in request.messages or ()], request.sanitize_control_tokens)
 
-    def _chat_tokens(self, messages: list[dict[str, Any]]) -> list[int]:
+    def _chat_tokens(self, messages: list[dict[str, Any]], sanitize: bool) -> list[int]:
         if not self.tokenizer.chat_template:
             raise PromptRejected(
                 FailureType.INVALID_PROMPT,
                 "the model has no chat template; send `prompt` instead of `messages`",
             )
         # The template writes the special tokens itself: no second BOS.
-        return self._encoded(self._rendered(messages), add_special_tokens=False)
+        if not sanitize:
+            return self._encoded(self._rendered(messages), add_special_tokens=False)
+        rendered = self._rendered([self._plain.mark(message) for message in messages])
+        self._check_length(self._plain.without_marks(rendered))
+        return self._plain.tokens(rendered)
 
     def _rendered(self, messages: list[dict[str, Any]]) -> str:
         try:
@@ -162,12 +169,15 @@ class PromptReader:
             raise PromptRejected(FailureType.INVALID_PROMPT, _template_failure(error)) from error
 
     def _encoded(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        fewest = self._fewest(text)
-        if fewest >= self.context:
-            raise self._too_long(f"at least {fewest} tokens")
+        self._check_length(text)
         # of a single text `encode` would hold up every other thread
         (encoding,) = self.tokenizer.backend_tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         return list(encoding.ids)
+
+    def _check_length(self, text: str) -> None:
+        fewest = self._fewest(text)
+        if fewest >= self.context:
+            raise self._too_long(f"at least {fewest} tokens")
 
     def _too_long(self, length: str) -> PromptRejected:
         return PromptRejected(
