@@ -10,6 +10,7 @@ from cli.client.transport import Transport
 from cli.errors import (
     ConfigInvalid,
     InputRefused,
+    Interrupted,
     NotFound,
     PackageMissing,
     Refused,
@@ -23,6 +24,7 @@ __all__ = [
     "Client",
     "ConfigInvalid",
     "InputRefused",
+    "Interrupted",
     "NotFound",
     "PackageMissing",
     "Refused",

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tracemalloc
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ import redis
 import shardq
 from cli.errors import ExitCode
 from cli.settings import Addresses, RunningStack
+from relay.plain import from_plain
 from shardq import Batch, Client, InputRefused, NotFound, Refused, SettingInvalid, ShardqError, Unavailable
 from storage.states import JobState
 from tasks.heads import register_profile
@@ -386,6 +388,17 @@ def test_a_running_up_is_found_by_its_data_directory(
     with Client(quiet=True) as found, Client(data_dir=run.data_dir, quiet=True) as named:
         batch = found.submit(["one"])
         assert named.batch(batch.id).counts.queued == 1
+
+
+def test_the_records_of_the_transport_could_cross_a_wire(run: Shardq) -> None:
+    transport = shardq.local()
+    with Client(transport, quiet=True) as client:
+        batch = client.submit([{"custom_id": "a", "prompt": "one", "n": 2, "metadata": {"page": 3}}], name="nightly")
+        run.end_jobs(batch.id)
+        (job,) = batch.results()
+        records = [job, transport.batch("nightly"), transport.progress(batch.id), transport.figures(batch.id)]
+    for record in records:
+        assert from_plain(type(record), json.loads(json.dumps(asdict(record)))) == record
 
 
 def test_addresses_can_be_given(run: Shardq, redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
