@@ -8,11 +8,13 @@ from cli.errors import NotFound
 from relay.streams import RedisRelay
 from tasks.connection import connect, ping
 from tasks.settings import TaskSettings
+from workers.gpus import check_device
 from workers.settings import HeadSettings, TailSettings, WorkerSettings
 
 
 def check_head(settings: HeadSettings) -> None:
-    """Raise a CliError, TaskError or RelayError if a head with these settings cannot start."""
+    """Raise a CliError, TaskError, RelayError or WorkerError if a head with these settings cannot start."""
+    check_devices(settings)
     check_model_path(settings.model)
     if settings.drafter_model:
         check_model_path(settings.drafter_model)
@@ -22,9 +24,16 @@ def check_head(settings: HeadSettings) -> None:
 
 
 def check_tail(settings: TailSettings) -> None:
-    """Raise a CliError or RelayError if a tail with these settings cannot start."""
+    """Raise a CliError, RelayError or WorkerError if a tail with these settings cannot start."""
+    check_device(settings.device)
     check_model_path(settings.model)
     _check_wire(settings)
+
+
+def check_devices(settings: HeadSettings) -> None:
+    """Raise DeviceUnavailable if the head's half or its drafter cannot be where the settings say."""
+    check_device(settings.device)
+    check_device(settings.draft_device)
 
 
 def check_model_path(model: str) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from relay.profile import Profile
+from workers import gpus
 from workers.engine.fingerprint import fingerprint
 from workers.engine.loader import LoadFormat, LoadOptions, load_head, load_tail
 from workers.engine.shard import HeadShard, TailShard
@@ -17,6 +18,9 @@ from workers.engine.source import Part, resolve
 from workers.errors import DeviceUnavailable, ModelUnsupported
 from workers.memory import memory_watched
 from workers.settings import Quantization, WorkerSettings, is_gpu
+
+#: characters of what torch says of a device: it can be a page
+_LONGEST_REASON = 200
 
 log = logging.getLogger(__name__)
 
@@ -100,9 +104,14 @@ class ServedModel:
 
 
 def check_device(name: str) -> None:
-    """DeviceUnavailable unless torch can put a tensor there."""
+    """DeviceUnavailable, with cause and cure, unless torch can put a tensor there and has code for it."""
+    gpus.check_device(name)
     try:
         torch.empty(1, device=name)
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise DeviceUnavailable(f"device {name!r} cannot be used: {reason}") from error
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        reason = str(error).strip().splitlines()[0][:_LONGEST_REASON]
+        raise DeviceUnavailable(f"device {name!r} cannot be used: {reason} (`cpu` works everywhere)") from error
+    if torch.version.cuda is not None and is_gpu(name):
+        problem = gpus.too_old(torch.cuda.get_device_capability(name), torch.cuda.get_arch_list())
+        if problem is not None:
+            raise DeviceUnavailable(f"device {name!r} cannot be used: {torch.cuda.get_device_name(name)} {problem}")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import time
 from pathlib import Path, PurePath
 from typing import Annotated, Literal
 
-from pydantic import AliasChoices, BeforeValidator, Field
+from pydantic import AliasChoices, BeforeValidator, Field, ValidationInfo
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from tasks import moments
@@ -35,6 +36,15 @@ def _moment(value: object) -> object:
         raise ValueError(f"--until (SHARDQ_UNTIL): {value!r}, expected {error}") from error
 
 
+def _device(value: object, info: ValidationInfo) -> object:
+    if isinstance(value, str) and not re.fullmatch(r"cpu|cuda(:[0-9]+)?", value):
+        option = f"--{str(info.field_name).replace('_', '-')} (SHARDQ_{str(info.field_name).upper()})"
+        raise ValueError(f"{option}: expected cpu, cuda or cuda:N, not {value!r}; other devices were not tried")
+    return value
+
+
+#: `cpu`, or a GPU that CUDA (or ROCm) knows
+Device = Annotated[str, BeforeValidator(_device)]
 #: written as a duration from now or a time of the day; seconds since the epoch
 Moment = Annotated[float, BeforeValidator(_moment)]
 
@@ -62,7 +72,7 @@ class WorkerSettings(BaseSettings):
     #: of the linear layers' weights; both halves must agree
     quantization: Quantization = "none"
     #: where this half computes: `cpu`, `cuda`, `cuda:1`
-    device: str = "cpu"
+    device: Device = "cpu"
     #: on a GPU, record computations once per shape and replay them, with fused kernels where the model allows
     graphs: bool = True
     #: a job's text does not depend on batch mates, draft lengths, lanes, prefix reuse or a prefill done again in half
@@ -105,7 +115,7 @@ class HeadSettings(WorkerSettings):
     drafter_model: str | None = None
     #: where the drafter's model runs; None: on `device`. Elsewhere it drafts for one lane while the head's half
     #: computes another one's round
-    drafter_device: str | None = None
+    drafter_device: Device | None = None
     #: of the drafter's weights and cache; None: `dtype`. It changes drafts, never texts
     drafter_dtype: Literal["float32", "float16", "bfloat16"] | None = None
     #: of the drafter's own linear layers

@@ -11,7 +11,7 @@ import click
 
 from cli.doctor.findings import Finding, Grade, ok, show
 from cli.doctor.link import COST_PER_GB, check_link
-from cli.doctor.machine import check_database, check_disk, check_model, check_versions
+from cli.doctor.machine import check_database, check_disk, check_gpu, check_model, check_versions
 from cli.doctor.queue import check_queue
 from cli.doctor.roles import Place, Role, place_of
 from cli.doctor.wire import check_wire
@@ -46,8 +46,8 @@ def doctor_command(
 ) -> None:
     """Say what is wrong with this installation.
 
-    Looks at versions, disk, database, both Redis servers, their certificates, bookkeeper, heads, tails and a
-    model's files, as far as the role of this machine needs them and its account may see them. Shows no password.
+    Looks at versions, GPUs, disk, database, both Redis servers, their certificates, bookkeeper, heads, tails and
+    a model's files, as far as the role of this machine needs them and its account may see them. Shows no password.
     With --link: this machine's way to both servers, and for every pair at work tokens/s, GB and cost an hour, and
     what limits it.
     Exit status 1 if something does not work that this role needs.
@@ -75,6 +75,8 @@ def doctor_command(
 def _checks(place: Place, model: str | None) -> Iterator[Callable[[], Iterator[Finding]]]:
     yield lambda: iter([ok("role", f"{place.role}, {place.reason}")])
     yield partial(check_versions, place)
+    if place.role != Role.FLOWER:
+        yield partial(check_gpu, place)
     yield check_disk
     if place.role in (Role.HOST, Role.CLIENT):
         yield check_database

@@ -16,12 +16,15 @@ from rich.text import Text
 
 from cli.commands.workers import head_options, model_options, worker_arguments
 from cli.errors import Interrupted
+from cli.first_checks import check_devices
 from cli.interruption import interruptible
+from cli.options import given
 from cli.output import console, counted
 from cli.packaged_model import NAME, find
 from cli.processes import LineSink
 from cli.settings import CliSettings
 from cli.stack import Stack, StackOptions
+from workers.settings import HeadSettings
 
 #: colour of each process' name before its lines
 _STYLES = {"head": "cyan", "tail": "magenta", "bookkeeper": "green", "flower": "yellow", "model": "blue"}
@@ -82,6 +85,9 @@ def up_command(flower: bool, flower_port: int, **options: Any) -> None:
     shardq submit prompts.jsonl --wait         in another
     """
     model, name = model_and_name(options)
+    check_devices(
+        HeadSettings(model=model, **given(device=options["device"], drafter_device=options["drafter_device"]))
+    )
     head, tail = worker_arguments({**options, "name": name})
     stack_options = StackOptions(model=model, head=head, tail=tail, flower_port=flower_port if flower else None)
     write = prefixed_lines()

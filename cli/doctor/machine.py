@@ -19,6 +19,8 @@ from cli.output import size
 from cli.packaged_model import find
 from cli.settings import CliSettings
 from storage.errors import StorageError
+from workers.gpus import driver, obstacle, torch_build
+from workers.settings import HeadSettings, TailSettings
 
 #: packages whose versions matter
 PACKAGES = ["celery", "kombu", "redis", "flower", "sqlalchemy", "pydantic", "click", "rich"]
@@ -53,6 +55,26 @@ def check_versions(place: Place) -> Iterator[Finding]:
         yield failed("worker", f"{text}: run {cure}") if runs_one else ok("worker", f"{text} ({cure} if it should)")
     else:
         yield ok("worker", found)
+
+
+def check_gpu(place: Place) -> Iterator[Finding]:
+    """The GPUs, and whether torch can use the device that the settings name."""
+    settings = TailSettings(model="") if place.role == Role.TAIL else HeadSettings(model="")
+    found, torch = driver(), torch_build()
+    if settings.device != "cpu" and (problem := obstacle(settings.device, torch, found)):
+        yield failed("gpu", f"device {settings.device!r} cannot be used: {problem}")
+        return
+    if found is None or not found.gpus:
+        if place.role in (Role.HEAD, Role.TAIL):
+            yield ok("gpu", "none, and none is asked for: this machine computes on the CPU")
+        return
+    for index, gpu in enumerate(found.gpus):
+        capability = ".".join(map(str, gpu.capability))
+        text = f"cuda:{index}, {gpu.name}, {size(gpu.memory_bytes)}, capability {capability}, driver {found.version}"
+        if unused := obstacle(f"cuda:{index}", torch, found):
+            yield warning("gpu", f"{text}, but {unused}")
+        else:
+            yield ok("gpu", f"{text}, torch's CUDA {torch.cuda if torch else 'none'}")
 
 
 def check_disk() -> Iterator[Finding]:

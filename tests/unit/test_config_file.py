@@ -73,7 +73,7 @@ def head_settings(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> HeadSetti
     seen: list[HeadSettings] = []
     monkeypatch.setattr("cli.first_checks.check_head", seen.append)
     # the real one imports torch
-    monkeypatch.setitem(sys.modules, "workers.head.worker", SimpleNamespace(run=lambda settings: None))
+    monkeypatch.setitem(sys.modules, "workers.head.worker", SimpleNamespace(run=lambda settings, stop: None))
     result = CliRunner().invoke(shardq, [*arguments])
     assert result.exit_code == ExitCode.OK, result.stderr
     return seen[0]

@@ -27,6 +27,7 @@ ALLOWED = {
 CLI_MAY_IMPORT = {
     "workers.settings",
     "workers.errors",
+    "workers.gpus",
     "workers.head.worker",
     "workers.tail.worker",
     "workers.whole.worker",
