@@ -47,6 +47,8 @@ class StackOptions:
     tail: tuple[str, ...] = ()
     #: port of the dashboard; None starts none
     flower_port: int | None = None
+    #: port of the bookkeeper's `/metrics`; None: as the environment says
+    metrics_port: int | None = None
     #: whether queue and database survive a restart
     persistent: bool = True
     #: environment of every child
@@ -121,7 +123,8 @@ class Stack:
 
     def start_workers(self) -> None:
         """Start bookkeeper, tail, head and Flower."""
-        self._start("bookkeeper", "bookkeeper")
+        metrics = () if self._options.metrics_port is None else ("--metrics-port", str(self._options.metrics_port))
+        self._start("bookkeeper", "bookkeeper", *metrics)
         self._start("tail", "tail", "--model", self._options.model, *self._options.tail)
         self._start("head", "head", "--no-whole", "--model", self._options.model, *self._options.head)
         if self._options.flower_port is not None:

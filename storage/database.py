@@ -114,6 +114,14 @@ class Database:
         """The database's file; None if it is no SQLite database."""
         return Path(str(self._engine.url.database)) if self._engine.dialect.name == "sqlite" else None
 
+    def num_bytes(self) -> int:
+        """What the database takes on its disk, SQLite's journal included. Raises DatabaseUnavailable."""
+        if self.sqlite_file is None:
+            with self.read() as connection:
+                return int(connection.exec_driver_sql("SELECT pg_database_size(current_database())").scalar_one())
+        journal = self.sqlite_file.with_name(f"{self.sqlite_file.name}-wal")
+        return sum(file.stat().st_size for file in (self.sqlite_file, journal) if file.exists())
+
     def now(self) -> float:
         """Unix time in seconds."""
         return self._clock()

@@ -171,6 +171,8 @@ class Recorded:
 
     #: of each of them, in their order
     fates: tuple[Fate, ...]
+    #: the served name of each one's job; None where there is no such job
+    models: tuple[str | None, ...]
     #: batches that ended with these outcomes
     ended_batches: tuple[str, ...]
 

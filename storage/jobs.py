@@ -162,6 +162,18 @@ def open_models(db: Database, batch_id: str) -> frozenset[str]:
         return frozenset(connection.execute(query).scalars())
 
 
+def open_jobs(db: Database) -> dict[tuple[str, JobState], int]:
+    """How many jobs of published batches have not ended, by served name and state."""
+    query = (
+        select(job.c.model, job.c.state, func.count())
+        .join(batch, batch.c.id == job.c.batch_id)
+        .where(batch.c.status != BatchStatus.VALIDATING, or_(IS_WAITING, IS_IN_FLIGHT))
+        .group_by(job.c.model, job.c.state)
+    )
+    with db.read() as connection:
+        return {(model, JobState(state)): number for model, state, number in connection.execute(query)}
+
+
 def awaited_models(db: Database) -> frozenset[str]:
     """The served names that waiting jobs of published batches ask for."""
     published = select(batch.c.id).where(batch.c.status == BatchStatus.IN_PROGRESS)

@@ -34,7 +34,7 @@ def record_outcomes(db: Database, outcomes: Sequence[OutcomeRow]) -> Recorded:
     with it.
     """
     if not outcomes:
-        return Recorded((), ())
+        return Recorded((), (), ())
     now = db.now()
     with db.write() as connection:
         current = _lock(connection, sorted({outcome.job for outcome in outcomes}))
@@ -54,7 +54,8 @@ def record_outcomes(db: Database, outcomes: Sequence[OutcomeRow]) -> Recorded:
         _count_unknown(connection, len(jobs_of[Fate.UNKNOWN]) + len(jobs_of[Fate.DELETED]))
         touched = sorted({current[job_id].batch_id for job_id in jobs_of[Fate.APPLIED]})
         ended = end_batches(connection, touched, now)
-    return Recorded(fates, tuple(ended))
+    models = tuple(current[outcome.job].model if outcome.job in current else None for outcome in outcomes)
+    return Recorded(fates, models, tuple(ended))
 
 
 def _fates(

@@ -225,19 +225,21 @@ def run(database: Database, settings: BookkeeperSettings, stop: threading.Event)
         log.error("%s", error)
     with Publisher(settings) as publisher:
         bookkeeper = Bookkeeper(settings, database, client, publisher)
-        with _metrics(settings, bookkeeper):
+        with _metrics(settings, database, bookkeeper):
             log.info("bookkeeper started with database %s", database.place)
             bookkeeper.run(stop)
             _close(bookkeeper)
     client.close()
 
 
-def _metrics(settings: BookkeeperSettings, bookkeeper: Bookkeeper) -> AbstractContextManager[object]:
+def _metrics(
+    settings: BookkeeperSettings, database: Database, bookkeeper: Bookkeeper
+) -> AbstractContextManager[object]:
     if settings.metrics_port is None:
         return nullcontext()
     from tasks.metrics_server import served_metrics  # with it comes an HTTP server that few need
 
-    return served_metrics(settings, settings.metrics_port, bookkeeper.tally, bookkeeper.status)
+    return served_metrics(settings, settings.metrics_port, database, bookkeeper.tally, bookkeeper.status)
 
 
 def _close(bookkeeper: Bookkeeper) -> None:

@@ -70,7 +70,8 @@ class Recorder:
 
     def _record_outcomes(self, rows: Sequence[OutcomeRow]) -> Sequence[Fate]:
         recorded = record_outcomes(self._database, rows)
-        self.tally.recorded([row for row, fate in zip(rows, recorded.fates, strict=True) if fate is Fate.APPLIED])
+        ends = zip(rows, recorded.fates, recorded.models, strict=True)
+        self.tally.recorded((str(model), row) for row, fate, model in ends if fate is Fate.APPLIED)
         for row, fate in zip(rows, recorded.fates, strict=True):
             told = {"job": row.job, "attempt": row.attempt, "state": str(row.state)}
             if fate is Fate.APPLIED:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from storage.job_records import OutcomeRow
 
@@ -40,8 +40,8 @@ class Histogram:
         return self._sum_s
 
 
-class Tally:
-    """Outcomes by how they ended, and how long they took. A record that came twice counts once."""
+class ModelTally:
+    """Outcomes of one served name by how they ended, and how long they took."""
 
     def __init__(self) -> None:
         self._ends: Counter[str] = Counter(dict.fromkeys(("stop", "length", "failed", "cancelled", "expired"), 0))
@@ -49,15 +49,30 @@ class Tally:
         self.ttft = Histogram(TTFT_BOUNDS_S)
         self.latency = Histogram(LATENCY_BOUNDS_S)
 
-    def recorded(self, rows: Sequence[OutcomeRow]) -> None:
-        """These stand in the database now."""
-        for row in rows:
-            self._ends[str(row.finish_reason or row.state)] += 1
-            if row.ttft_s is not None:
-                self.ttft.observe(max(0.0, row.ttft_s))
-            if row.started_at is not None and row.finished_at is not None:
-                self.latency.observe(max(0.0, row.finished_at - row.started_at))
+    def recorded(self, row: OutcomeRow) -> None:
+        """This one stands in the database now."""
+        self._ends[str(row.finish_reason or row.state)] += 1
+        if row.ttft_s is not None:
+            self.ttft.observe(max(0.0, row.ttft_s))
+        if row.started_at is not None and row.finished_at is not None:
+            self.latency.observe(max(0.0, row.finished_at - row.started_at))
 
     def ends(self) -> dict[str, int]:
         """How many outcomes ended so: a completed one by its finish reason, others by their state."""
         return dict(self._ends)
+
+
+class Tally:
+    """Outcomes by served name. A record that came twice counts once."""
+
+    def __init__(self) -> None:
+        self._models: dict[str, ModelTally] = {}
+
+    def recorded(self, outcomes: Iterable[tuple[str, OutcomeRow]]) -> None:
+        """These stand in the database now, each with its job's served name."""
+        for model, row in outcomes:
+            self._models.setdefault(model, ModelTally()).recorded(row)
+
+    def models(self) -> dict[str, ModelTally]:
+        """What was counted, by served name."""
+        return dict(self._models)

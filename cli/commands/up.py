@@ -73,7 +73,13 @@ def stop_requested() -> Iterator[Callable[[], bool]]:
 @head_options
 @click.option("--flower", is_flag=True, help="Run the Flower dashboard, too.")
 @click.option("--flower-port", default=5555, show_default=True, help="Its port on this machine.")
-def up_command(flower: bool, flower_port: int, **options: Any) -> None:
+@click.option(
+    "--metrics-port",
+    type=click.IntRange(0, 65535),
+    metavar="PORT",
+    help="Serve figures for Prometheus at this port. Default: none.  [env: SHARDQ_METRICS_PORT]",
+)
+def up_command(flower: bool, flower_port: int, metrics_port: int | None, **options: Any) -> None:
     """Run everything in this terminal, Redis included.
 
     That is two Redis servers, bookkeeper, tail and head. Without --model it runs the small model of the
@@ -89,7 +95,9 @@ def up_command(flower: bool, flower_port: int, **options: Any) -> None:
         HeadSettings(model=model, **given(device=options["device"], drafter_device=options["drafter_device"]))
     )
     head, tail = worker_arguments({**options, "name": name})
-    stack_options = StackOptions(model=model, head=head, tail=tail, flower_port=flower_port if flower else None)
+    stack_options = StackOptions(
+        model=model, head=head, tail=tail, flower_port=flower_port if flower else None, metrics_port=metrics_port
+    )
     write = prefixed_lines()
     data_dir = CliSettings().data_dir
     at_once = "not waited for: what still runs ends by itself; queue and results are there again at the next start"

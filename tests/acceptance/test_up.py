@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.request import urlopen
 
 import pytest
 
@@ -30,7 +32,19 @@ def environment(tmp_path: Path) -> dict[str, str]:
 def up(tmp_path: Path, tiny: Path, environment: dict[str, str]) -> Iterator[subprocess.Popen[str]]:
     log = tmp_path / "up.log"
     argv = shardq_argv(
-        "up", "--model", str(tiny), "--name", "tiny", "--max-length", "128", "--slots", "4", "--fronts", "1"
+        "up",
+        "--model",
+        str(tiny),
+        "--name",
+        "tiny",
+        "--max-length",
+        "128",
+        "--slots",
+        "4",
+        "--fronts",
+        "1",
+        "--metrics-port",
+        "0",
     )
     with log.open("w") as out:
         process = subprocess.Popen(argv, env=environment, stdout=out, stderr=out, text=True)
@@ -81,6 +95,9 @@ def test_other_terminals_find_it_and_ctrl_c_stops_everything_in_order(
     assert doctor.returncode == 0
     grades = {finding["check"]: finding["grade"] for finding in json.loads(doctor.stdout)}
     assert {grades[check] for check in ("queue", "wire", "bookkeeper", "heads", "tails")} == {"ok"}
+
+    (page,) = re.findall(r"metrics on (http://\S+)", (tmp_path / "up.log").read_text())
+    assert b'shardq_head_consuming{head="' in urlopen(page, timeout=10).read()
 
     children = children_of(up.pid)
     assert len(children) >= 6

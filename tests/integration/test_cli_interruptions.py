@@ -329,7 +329,7 @@ def test_a_command_that_had_done_its_work_says_so(run: Shardq, monkeypatch: pyte
 @pytest.mark.parametrize(
     ("arguments", "at_work", "left"),
     [
-        (("bookkeeper",), b"bookkeeper at work", "their results wait there for a bookkeeper"),
+        (("bookkeeper",), b"bookkeeper started with database", "their results wait there for a bookkeeper"),
         (("flower", "--port", "0"), b"the dashboard is at", "jobs go on without the page"),
     ],
 )

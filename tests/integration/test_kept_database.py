@@ -165,7 +165,7 @@ def test_an_outcome_that_the_database_does_not_know_is_kept_and_never_called_rec
 
     recorded = [vars(r)["job"] for r in caplog.records if r.getMessage() == "outcome recorded"]
     assert recorded == [f"{batch}-1"]
-    assert bookkeeper.tally.ends()["stop"] == 1
+    assert bookkeeper.tally.models()["tiny"].ends()["stop"] == 1
     assert office.client.xlen(keys.RESULTS) == 0
     assert num_rejected(office.client) == (2, 0)
     kept = [item.outcome for item in rejected(office.client)]

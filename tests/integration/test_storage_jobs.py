@@ -254,19 +254,19 @@ def test_the_first_end_of_an_attempt_wins_and_the_rest_is_counted(db: Database) 
     submit(db, 2)
     one, two = claim_waiting(db, "m", **ALL)
     first = [outcome(one, text="first"), outcome(one, text="second"), outcome(two, attempt=2)]
-    assert record_outcomes(db, first) == Recorded((Fate.APPLIED, Fate.DUPLICATE, Fate.UNKNOWN), ())
+    assert record_outcomes(db, first) == Recorded((Fate.APPLIED, Fate.DUPLICATE, Fate.UNKNOWN), ("m", "m", "m"), ())
 
     late = [
         outcome(one, text="third", finished_at=START - 99),
         outcome(one, state=JobState.FAILED),
         OutcomeRow("nothing-1", 1, "h", JobState.FAILED),
     ]
-    assert record_outcomes(db, late) == Recorded((Fate.DUPLICATE, Fate.DUPLICATE, Fate.UNKNOWN), ())
+    assert record_outcomes(db, late) == Recorded((Fate.DUPLICATE, Fate.DUPLICATE, Fate.UNKNOWN), ("m", "m", None), ())
 
     assert (get_job(db, one.id).text, get_job(db, one.id).duplicate_records) == ("first", 3)
     assert (get_job(db, two.id).state, get_job(db, two.id).stale_records) == (JobState.QUEUED, 0)
     assert unknown_records(db) == 2
-    assert record_outcomes(db, []) == Recorded((), ())
+    assert record_outcomes(db, []) == Recorded((), (), ())
 
 
 def test_an_outcome_of_an_attempt_before_a_retry_is_counted_and_one_of_an_attempt_to_come_is_unknown(
@@ -277,7 +277,7 @@ def test_an_outcome_of_an_attempt_before_a_retry_is_counted_and_one_of_an_attemp
     record_outcomes(db, [outcome(job, state=JobState.FAILED)])
     assert retry_batch(db, batch_id, RetryChoice.of(JobState.FAILED)) == 1
     early, late = outcome(job), outcome(job, attempt=3)
-    assert record_outcomes(db, [early, late]) == Recorded((Fate.STALE, Fate.UNKNOWN), ())
+    assert record_outcomes(db, [early, late]) == Recorded((Fate.STALE, Fate.UNKNOWN), ("m", "m"), ())
     assert (get_job(db, job.id).state, get_job(db, job.id).stale_records) == (JobState.WAITING, 1)
 
 
