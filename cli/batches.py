@@ -36,6 +36,7 @@ def print_batches(rows: list[BatchRow]) -> None:
             for row in rows
         ],
         numbers={"JOBS", "ENDED", "FAILED", "STOPPED", "AGE"},
+        whole={"BATCH"},  # to be copied from here
     )
     for row in rows:
         if not row.is_whole:

@@ -69,9 +69,10 @@ def print_table(
     *,
     numbers: Iterable[str] = (),
     ids: Iterable[str] = (),
+    whole: Iterable[str] = (),
     out: TextIO | None = None,
 ) -> None:
-    """Rows under column names; columns in `numbers` are aligned right and never cut.
+    """Rows under column names; columns in `numbers`, which are aligned right, and in `whole` are never cut.
 
     Texts that do not fit the width are cut, the longest first, at their end or, in the columns of `ids`, in the middle:
     ids often begin alike. None is cut below `LEAST_TEXT`: a table that needs more than the width is wider.
@@ -80,7 +81,7 @@ def print_table(
     cells = [[_cell(value) for value in row] for row in rows]
     natural = {name: max(map(cell_len, [name, *(row[n].plain for row in cells)])) for n, name in enumerate(columns)}
     screen = console(out)
-    widths = _fitting(natural, right, screen.width)
+    widths = _fitting(natural, right.union(whole), screen.width)
     table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="bold")
     for name, width in widths.items():
         justify: JustifyMethod = "right" if name in right else "left"
@@ -96,13 +97,13 @@ def print_table(
     screen.print(table)
 
 
-def _fitting(natural: Mapping[str, int], right: Collection[str], width: int) -> dict[str, int]:
-    """The columns' widths in a table of this width: texts are cut, those aligned right are not."""
+def _fitting(natural: Mapping[str, int], whole: Collection[str], width: int) -> dict[str, int]:
+    """The columns' widths in a table of this width: all are cut but those in `whole`."""
     most = max(natural.values())
     widths = dict(natural)
     while most > LEAST_TEXT and _with_gaps(widths) > width:
         most -= 1
-        widths = {name: cells if name in right else min(cells, most) for name, cells in natural.items()}
+        widths = {name: cells if name in whole else min(cells, most) for name, cells in natural.items()}
     return widths
 
 

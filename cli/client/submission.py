@@ -84,7 +84,7 @@ def remarks(written: Written, order: Order) -> Iterator[str]:
     if (same := written.same_content) is not None:
         which = f"{same.id} ({same.name})" if same.name else same.id
         ago = duration(time.time() - same.created_at)
-        yield f"same content as {which}, submitted {ago} ago: it runs again, since no --name says that it is that one"
+        yield f"same content as {which}, submitted {ago} ago: it runs once more (the same --name goes on with a batch)"
     if not written.existed:
         return
     yield f"submitted before as {batch.id}: {counts.num_ended} of its {counted(counts.total, 'job')} have ended"

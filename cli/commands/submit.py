@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,7 @@ from cli.client.transport import Order
 from cli.destination import STDOUT, refuse_same_file
 from cli.durations import time_ahead
 from cli.error_file import error_file, where_all_are
-from cli.errors import ExitCode
+from cli.errors import ExitCode, Unavailable
 from cli.follow import follow_to_end
 from cli.interruption import interruptible
 from cli.options import broker_option, database_option, insecure_option, json_option
@@ -148,11 +150,24 @@ def submit_command(
             return
         with opened_client() as client:
             batch = client.place(stream, check, order, tell)
-            with batch.left_alone():
+            with batch.left_alone(), _queued_for_all_that(batch):
                 if wait and order.expected:
                     for reason in batch.obstacles():
                         warn(reason)
                 ctx.exit(_after(batch, Afterwards(wait, output, as_json)))
+
+
+@contextmanager
+def _queued_for_all_that(batch: Batch) -> Iterator[None]:
+    """Where the rest cannot be told: a status that would have a script submit the file again is none for that."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except (OSError, Unavailable) as error:
+        with suppress(OSError):
+            warn(f"{error}; the batch is queued: `shardq status {batch.id}` says how far it is")
+        raise click.exceptions.Exit(ExitCode.UNFINISHED) from error
 
 
 def _print_check(check: Check, as_json: bool) -> None:

@@ -285,6 +285,7 @@ def test_a_batch_keeps_the_notes_about_it(run: Shardq) -> None:
     assert run.status(batch)["metadata"] == {"name": "nightly", "owner": "ann", "run": "a=b"}
     assert "owner=ann, run=a=b" in run("status", batch).stdout
     assert "owner=ann, run=a=b" in run("list", COLUMNS="120").stdout
+    assert batch in run("list", COLUMNS="60").stdout
     again = run("submit", "--name", "nightly", "--metadata", "owner=bob", "-", stdin=PROMPTS)
     assert "its metadata stays as it is" in again.stderr
 
@@ -328,6 +329,19 @@ def test_the_same_file_again_without_a_name_is_remarked_upon(run: Shardq) -> Non
     assert f"same content as {first} (nightly), submitted " in again.stderr
     assert "same content" not in run("submit", "--name", "other", "-", stdin=PROMPTS).stderr
     assert "same content" not in run("submit", "-", stdin=b'{"prompt": "new"}').stderr
+
+
+def test_what_cannot_be_told_of_a_queued_batch_makes_no_script_submit_it_again(
+    run: Shardq, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(value: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("cli.commands.submit.print_json", full)
+    result = run("submit", "--json", "-", stdin=PROMPTS)
+    assert result.exit_code == ExitCode.UNFINISHED
+    (batch,) = json.loads(run("list", "--json").stdout)
+    assert f"No space left on device; the batch is queued: `shardq status {batch['id']}`" in result.stderr
 
 
 def test_lines_left_out_are_seen_at_the_end(run: Shardq, tmp_path: Path) -> None:
