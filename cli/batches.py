@@ -136,7 +136,7 @@ def batch_json(row: BatchRow, figures: BatchFigures | None = None) -> dict[str, 
     return {
         "id": row.id,
         "object": "batch",
-        # a file with both has lines for this one, too
+        # None: of an older version, with lines for both
         "endpoint": row.endpoint or CHAT_URL,
         "model": row.parameters.get("model"),
         "errors": None,

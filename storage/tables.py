@@ -105,7 +105,7 @@ batch = Table(
     #: hex digest of the submitted file
     Column("file_hash", String, nullable=False),
     Column("status", String, nullable=False),
-    #: the one endpoint of all lines, if they share one
+    #: the first line's; of an older version none where lines have several
     Column("endpoint", String),
     #: JSON object of the defaults given at submission
     Column("parameters", Text, nullable=False),

@@ -83,13 +83,8 @@ class Check:
     #: lines by model name; None: neither the line nor the options name one
     models: Counter[str | None] = field(default_factory=Counter)
     first_lines: dict[str | None, int] = field(default_factory=dict)
-    #: endpoints of the lines
-    urls: set[str] = field(default_factory=set)
-
-    @property
-    def endpoint(self) -> str | None:
-        """The one endpoint of all lines, if they share one."""
-        return next(iter(self.urls)) if len(self.urls) == 1 else None
+    #: of the first line that can be a job
+    endpoint: str | None = None
 
     def add(self, item: ParsedJob | LineError, max_errors: int) -> None:
         """Count one line."""
@@ -99,7 +94,7 @@ class Check:
                 self.errors.append(item)
             return
         self.num_jobs += 1
-        self.urls.add(item.url)
+        self.endpoint = self.endpoint or item.url
         self.models[item.model] += 1
         self.first_lines.setdefault(item.model, item.line)
 

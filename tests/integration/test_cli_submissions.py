@@ -311,6 +311,7 @@ def test_an_ending_that_names_no_format_is_refused(run: Shardq, noted: str, tmp_
 
 def test_the_ids_of_a_batchs_files_lead_to_its_results(run: Shardq, noted: str) -> None:
     shown = run.status(noted)
+    assert shown["endpoint"] == "/v1/completions"  # the first line's
     lines = {name: run("results", shown[name], "--json").stdout for name in ("output_file_id", "error_file_id")}
     assert [json.loads(line)["custom_id"] for line in lines["output_file_id"].splitlines()] == ["a", "b"]
     assert [json.loads(line)["error"]["message"] for line in lines["error_file_id"].splitlines()] == ["too long"]
