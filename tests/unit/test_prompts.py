@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
@@ -17,7 +18,7 @@ from tests.models import EOS_ID, VOCABULARY, byte_tokenizer, smollm2_directory
 from tests.pair import tasks_for
 from workers.engine.tokenizer import load_tokenizer
 from workers.head.jobs import Job
-from workers.head.prompts import PromptReader, PromptRejected
+from workers.head.prompts import LONG_CHARACTERS, Encoder, PromptReader, PromptRejected
 
 REQUEST = GenerationRequest((1, 2, 2, 3), None, 7, max_tokens=20)
 
@@ -140,9 +141,43 @@ def test_a_beginning_of_sequence_is_put_before_a_prompt_and_not_before_a_chat() 
 
 def test_many_threads_read_at_the_same_time() -> None:
     reader = PromptReader(tokenizer=byte_tokenizer(), eos=(), vocab_size=VOCABULARY, context=10**6)
-    tasks = tasks_for([replace(REQUEST, prompt=f"{number} " * 20_000) for number in range(16)])
+    numbers = (1, 1000, LONG_CHARACTERS) * 2
+    tasks = tasks_for([replace(REQUEST, prompt="é" * number) for number in numbers])
     with ThreadPoolExecutor(8) as threads:
-        assert [job.num_prompt for job in threads.map(reader.read, tasks)] == [40_000] * 10 + [60_000] * 6
+        assert [job.num_prompt for job in threads.map(reader.read, tasks)] == [2 * number for number in numbers]
+
+
+class Paced:
+    """A tokenizer that notes how many threads are in it, and ends a long text when it is let."""
+
+    def __init__(self, may_end: threading.Event, begun: threading.Event) -> None:
+        self.may_end, self.begun, self.most, self.within = may_end, begun, 0, 0
+
+    def __deepcopy__(self, memo: object) -> Paced:
+        return Paced(self.may_end, self.begun)
+
+    def __call__(self, text: str, add_special_tokens: bool) -> dict[str, list[int]]:
+        self.within += 1
+        self.most = max(self.most, self.within)
+        if len(text) >= LONG_CHARACTERS:
+            self.begun.set()
+            assert self.may_end.wait(30)
+        self.within -= 1
+        return {"input_ids": [len(text)]}
+
+
+def test_a_short_text_waits_for_no_long_one_and_no_tokenizer_has_two_threads() -> None:
+    may_end, begun = threading.Event(), threading.Event()
+    tokenizer = Paced(may_end, begun)
+    encoder = Encoder(tokenizer)
+    with ThreadPoolExecutor(4) as threads:
+        long = [threads.submit(encoder, "x" * (LONG_CHARACTERS + more), add_special_tokens=True) for more in range(2)]
+        assert begun.wait(30)
+        assert list(threads.map(lambda text: encoder(text, True), ["a", "ab"] * 50)) == [[1], [2]] * 50
+        assert not any(future.done() for future in long)
+        may_end.set()
+        assert [future.result(30) for future in long] == [[LONG_CHARACTERS], [LONG_CHARACTERS + 1]]
+    assert tokenizer.most == 1
 
 
 def test_a_stop_string_that_is_a_special_token_ends_a_text() -> None:

@@ -9,10 +9,7 @@ from collections.abc import Callable
 from tasks.generation import FailureType, GenerationRequest, GenerationTask, Outcome
 from workers.head.background import Background
 from workers.head.ensemble import Ensemble
-from workers.head.prompts import PromptReader, PromptRejected
-
-#: characters from which on a prompt is long: reading it takes a noticeable time
-LONG_CHARACTERS = 256 * 1024
+from workers.head.prompts import LONG_CHARACTERS, PromptReader, PromptRejected
 
 log = logging.getLogger(__name__)
 

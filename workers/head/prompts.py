@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import threading
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +20,9 @@ from workers.head.likelihoods import Likelihoods
 from workers.head.plaincontents import PlainContents
 from workers.head.spelling import Spelling
 
+#: characters from which on a text is long: tokenising it takes a noticeable time
+LONG_CHARACTERS = 256 * 1024
+
 
 class PromptRejected(Exception):
     """The prompt cannot be served; ends the job with a typed failure."""
@@ -25,6 +30,30 @@ class PromptRejected(Exception):
     def __init__(self, failure: FailureType, message: str) -> None:
         super().__init__(message)
         self.failure = failure
+
+
+class Encoder:
+    """Tokens of texts, as a transformers tokenizer makes them. Thread-safe.
+
+    Some tokenizers change themselves while they work (CodeLlama's does for `<FILL_ME>`), so one thread at a time has
+    each. Long texts have a copy of their own, made when one comes: no other text waits for them.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self._lock = threading.Lock()
+        self._copy: Any = None
+        self._copy_lock = threading.Lock()
+
+    def __call__(self, text: str, add_special_tokens: bool) -> list[int]:
+        if len(text) < LONG_CHARACTERS:
+            with self._lock:
+                return list(self._tokenizer(text, add_special_tokens=add_special_tokens)["input_ids"])
+        with self._copy_lock:
+            if self._copy is None:
+                with self._lock:
+                    self._copy = copy.deepcopy(self._tokenizer)
+            return list(self._copy(text, add_special_tokens=add_special_tokens)["input_ids"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +67,7 @@ class PromptReader:
     #: longest prompt + completion, in tokens
     context: int
     _spelling: Spelling = field(init=False)
+    _encoder: Encoder = field(init=False)
     _fewest: FewestTokens = field(init=False)
     #: the texts of special tokens, by their ids
     _special: dict[int, str] = field(init=False)
@@ -45,10 +75,8 @@ class PromptReader:
 
     def __post_init__(self) -> None:
         backend = self.tokenizer.backend_tokenizer
-        # a tokenizer may be used by many threads as long as nobody changes it
-        backend.no_truncation()
-        backend.no_padding()
         object.__setattr__(self, "_spelling", Spelling(backend))
+        object.__setattr__(self, "_encoder", Encoder(self.tokenizer))
         object.__setattr__(self, "_fewest", FewestTokens(backend))
         object.__setattr__(self, "_plain", PlainContents(backend, str(self.tokenizer.chat_template)))
         added = backend.get_added_tokens_decoder().items()
@@ -170,9 +198,7 @@ class PromptReader:
 
     def _encoded(self, text: str, *, add_special_tokens: bool) -> list[int]:
         self._check_length(text)
-        # of a single text `encode` would hold up every other thread
-        (encoding,) = self.tokenizer.backend_tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
-        return list(encoding.ids)
+        return self._encoder(text, add_special_tokens)
 
     def _check_length(self, text: str) -> None:
         fewest = self._fewest(text)
