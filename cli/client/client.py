@@ -11,6 +11,7 @@ from cli.client.batch import Batch, cancel, feed
 from cli.client.installation import local
 from cli.client.transport import Order, Transport
 from cli.client.voice import Silence, Voice
+from cli.interruption import interruptible
 from storage.batch_records import BatchRow
 from storage.job_records import JobRow, Stopped
 from storage.states import TERMINAL_STATES, BatchStatus
@@ -73,11 +74,12 @@ class Client:
         `source`: the path of a file of lines; a DataFrame with a column for each field; or, one after the other,
         prompts (texts), chats (lists of messages) or requests (the object of a line). The keywords are the options of
         `shardq submit`: `parameters` (`max_tokens`, `temperature`, …) are for what says nothing itself; the same
-        `name` and source are the same batch; `expires_in` is `"2h"` or seconds. Raises InputRefused, Refused,
-        Unavailable.
+        `name` and source are the same batch; `expires_in` is `"2h"` or seconds. Says why the batch will not move,
+        if it will not. Raises InputRefused, Refused, Unavailable, and Interrupted, which says what stands.
         """
         from cli.client.orders import order_of
         from cli.client.source import opened
+        from cli.client.submission import NOTHING_QUEUED
 
         order = order_of(
             name=name,
@@ -92,8 +94,12 @@ class Client:
             on_invalid=on_invalid,
             **parameters,
         )
-        with opened(source, self._voice) as stream:
-            return self.place(stream, self._checked(stream, order), order)
+        with interruptible(lambda: NOTHING_QUEUED), opened(source, self._voice) as stream:
+            batch = self.place(stream, self._checked(stream, order), order)
+        with batch.left_alone():
+            for reason in batch.obstacles():
+                self._voice.warn(reason)
+        return batch
 
     def place(self, stream: BinaryIO, check: Check, order: Order, tell: ErrorSink | None = None) -> Batch:
         """Queue a checked file; what may surprise about the batch is said. Raises InputRefused, Refused, Unavailable.

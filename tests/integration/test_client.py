@@ -237,6 +237,22 @@ def test_waiting_shows_progress_and_ends_with_the_batch(run: Shardq, capsys: Any
     assert "2/2 done" in shown
 
 
+def test_a_batch_that_will_not_move_says_why_when_it_is_submitted(run: Shardq, capsys: Any) -> None:
+    with Client() as client:
+        client.submit(["one"])
+    assert "no bookkeeper runs" in capsys.readouterr().err
+
+
+def test_ctrl_c_while_prompts_are_made_says_that_nothing_was_queued(client: Client) -> None:
+    def prompts() -> Iterator[str]:
+        yield "one"
+        raise KeyboardInterrupt
+
+    with pytest.raises(shardq.Interrupted, match="nothing was queued"):
+        client.submit(prompts())
+    assert client.batches() == []
+
+
 def test_waiting_quietly_shows_nothing(client: Client, run: Shardq, capsys: Any) -> None:
     batch = client.submit(["one"])
     batch.wait(on_poll=lambda: run.end_jobs(batch.id))
@@ -432,7 +448,7 @@ def test_ctrl_c_in_a_script_that_waits_is_a_word_and_a_keyboard_interrupt(run: S
         assert process.stdout is not None
         assert process.stderr is not None
         batch = process.stdout.readline().strip()
-        assert "done" in process.stderr.readline()
+        assert any("done" in line for line in iter(process.stderr.readline, ""))
         process.send_signal(2)
         shown = process.stderr.read()
     assert f"Interrupted: {batch} is queued and goes on without you" in shown
