@@ -194,7 +194,7 @@ import time
 from cli.processes import Processes, shardq_argv
 child = Processes(lambda *_: None).start("bookkeeper", shardq_argv("bookkeeper"), {{
     "SHARDQ_BROKER_URL": {redis_url!r}, "SHARDQ_DATABASE_URL": "sqlite:///{tmp_path}/x.sqlite3"}})
-while "at work" not in child.tail_of_log():
+while "started with database" not in child.tail_of_log():
     time.sleep(0.05)
 print(child.process.pid, flush=True)
 time.sleep(60)
