@@ -15,6 +15,8 @@ from cli.errors import ConfigInvalid
 
 #: names the file; `/dev/null` is none
 FILE_VARIABLE = "SHARDQ_CONFIG"
+#: what helps where a file is another user's, as behind `sudo`
+_ELSE = f"make it readable for this user, or let {FILE_VARIABLE} name another (/dev/null: none)"
 #: names the variables that came from a file, so that a child process reads the file for itself
 ORIGIN_VARIABLE = "SHARDQ_FROM_FILE"
 
@@ -39,11 +41,17 @@ def default_path() -> Path:
 
 
 def find() -> Path | None:
-    """The file to read: the one that `SHARDQ_CONFIG` names, else the default one if it is there."""
+    """The file to read: the one that `SHARDQ_CONFIG` names, else the default one if it is there.
+
+    Raises ConfigInvalid if the place of the default one may not be looked into.
+    """
     if named := os.environ.get(FILE_VARIABLE):
         return Path(named).expanduser()
     path = default_path()
-    return path if path.is_file() else None
+    try:
+        return path if path.is_file() else None
+    except OSError as error:
+        raise ConfigInvalid(f"cannot look for {path}: {error.strerror}; {_ELSE}") from error
 
 
 def read(path: Path) -> ConfigFile:
@@ -53,7 +61,7 @@ def read(path: Path) -> ConfigFile:
             found = tomllib.load(stream)
             mode = os.fstat(stream.fileno()).st_mode
     except OSError as error:
-        raise ConfigInvalid(f"cannot read {path}: {error.strerror}") from error
+        raise ConfigInvalid(f"cannot read {path}: {error.strerror}; {_ELSE}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigInvalid(f"{path} is no TOML: {error}") from error
     if not found:

@@ -224,6 +224,8 @@ def _describe(error: Exception) -> str:
     if any(is_ours(kind) for kind in type(error).__mro__):
         return with_next_step(" ".join(str(error).split()), type(error))
     where = "set SHARDQ_DEBUG=1 to see where"
+    if isinstance(error, OSError) and error.filename is not None and error.strerror is not None:
+        return f"cannot use {os.fsdecode(error.filename)}: {error.strerror} ({where})"
     return f"unexpected {type(error).__name__}: {' '.join(str(error).split())} ({where})"
 
 

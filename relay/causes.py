@@ -6,6 +6,7 @@ The one place that knows: the relay's errors and those of `tasks` end with what 
 from __future__ import annotations
 
 import socket
+import ssl
 
 import redis
 from redis.exceptions import (
@@ -18,8 +19,10 @@ from redis.exceptions import (
 )
 
 from relay.greeting import OtherScheme
-from relay.tls import distrusts
+from relay.tls import verification_error
 
+#: OpenSSL's numbers for a certificate out of its time, and for one of another host
+_OVER, _OTHER_HOST = (9, 10), (62, 64)
 #: how a refused login begins → what to do; the setting's name is filled in
 _LOGINS = {
     "invalid username-password": "look at user and password in {}",
@@ -42,6 +45,8 @@ def refusal(error: BaseException, setting: str) -> str | None:
     """
     if isinstance(error, OtherScheme):
         return f"{error}: write {error.scheme}:// in {setting}"
+    if any(isinstance(cause, ssl.SSLError) and "NO_CERTIFICATE" in str(cause) for cause in _chain(error)):
+        return f"{error} (the file of SHARDQ_TLS_CA holds no certificate)"
     if isinstance(error, AuthenticationError | AuthorizationError):
         return _with(error, _beginning(_LOGINS, str(error), setting))
     if isinstance(error, NoPermissionError):
@@ -55,9 +60,16 @@ def refusal(error: BaseException, setting: str) -> str | None:
     return None
 
 
-def distrust(error: BaseException) -> str | None:
-    """What is wrong with the server's certificate, or with our own side of that; None for other errors."""
-    return f"{error} (SHARDQ_TLS_CA)" if distrusts(error) else None
+def distrust(error: BaseException, setting: str) -> str | None:
+    """What is wrong with the server's certificate and what to do; None for other errors."""
+    found = verification_error(error)
+    if found is None:
+        return None
+    if found.verify_code in _OVER:
+        return f"{error} (renew it on the host; `date` says whether this machine's clock is right)"
+    if found.verify_code in _OTHER_HOST:
+        return f"{error} (the host in {setting} must be a name in the certificate)"
+    return f"{error} (SHARDQ_TLS_CA must name the ca.crt of the authority that signed it)"
 
 
 def silence(error: BaseException, setting: str) -> str:

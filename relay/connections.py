@@ -31,7 +31,7 @@ _BACKOFF_S = (0.05, 0.5)
 def translate(error: Exception, url: str) -> RelayError:
     """The relay's error for one of redis-py's, naming the server without its password, the cause and what to do."""
     place = redact(url)
-    if text := distrust(error):
+    if text := distrust(error, SETTING):
         return RelayRefused(f"the certificate of Redis at {place} is not accepted: {text}")
     if text := refusal(error, SETTING):
         # redis-py calls a refused password a connection error

@@ -62,10 +62,19 @@ def address_of(
     files = {"ssl_ca_certs": str(tls_ca)} if tls_ca is not None else {}
     files |= {name: given[name] for name in _FILES if name in given}
     for name, file in files.items():
-        if not Path(file).is_file():
-            source = setting if name in given else "SHARDQ_TLS_CA"
-            raise RelayUrlInvalid(f"{source}: {file} ({name}) does not exist or is no file")
+        _check_readable(file, f"{setting if name in given else 'SHARDQ_TLS_CA'}: {file} ({name})")
     return Address(plain, tls | files)
+
+
+def _check_readable(file: str, what: str) -> None:
+    """Raise RelayUrlInvalid now: at the first connection it would be taken for the server's fault."""
+    try:
+        with Path(file).open("rb"):
+            return
+    except FileNotFoundError as error:
+        raise RelayUrlInvalid(f"{what} does not exist") from error
+    except OSError as error:
+        raise RelayUrlInvalid(f"{what} cannot be read: {error.strerror}") from error
 
 
 def expires_at(address: Address, timeout_s: float) -> float:
@@ -87,12 +96,17 @@ def expires_at(address: Address, timeout_s: float) -> float:
 
 def distrusts(error: BaseException) -> bool:
     """Whether a connection failed because the server's certificate was not accepted: trying again is no use."""
+    return verification_error(error) is not None
+
+
+def verification_error(error: BaseException) -> ssl.SSLCertVerificationError | None:
+    """What led to an error, if it was that the server's certificate was not accepted."""
     seen: BaseException | None = error
     while seen is not None:
         if isinstance(seen, ssl.SSLCertVerificationError):
-            return True
+            return seen
         seen = seen.__cause__ or seen.__context__
-    return False
+    return None
 
 
 def _choice(given: dict[str, str], name: str, default: str, choices: dict[str, Any], setting: str) -> Any:

@@ -80,7 +80,7 @@ def connect(settings: TaskSettings, *, timeout_s: float = SOCKET_TIMEOUT_S) -> r
 
 def as_task_error(error: redis.RedisError) -> TaskError | None:
     """This package's error for one of the client's, with what to do; None for one that is a mistake of our own."""
-    if text := distrust(error):
+    if text := distrust(error, SETTING):
         return QueueRefused(f"the queue server's certificate is not accepted: {text}")
     if text := refusal(error, SETTING):
         if isinstance(error, redis.ResponseError | AuthenticationError | AuthorizationError):

@@ -24,6 +24,7 @@ from cli.packaged_model import NAME, find
 from cli.processes import LineSink
 from cli.settings import CliSettings
 from cli.stack import Stack, StackOptions
+from storage.mounts import remote_kind, unsafe
 from workers.settings import HeadSettings
 
 #: colour of each process' name before its lines
@@ -100,6 +101,8 @@ def up_command(flower: bool, flower_port: int, metrics_port: int | None, **optio
     )
     write = prefixed_lines()
     data_dir = CliSettings().data_dir
+    if kind := remote_kind(data_dir):
+        write("up", f"warning: {data_dir} {unsafe(kind)}")
     at_once = "not waited for: what still runs ends by itself; queue and results are there again at the next start"
     with interruptible(lambda: at_once), stop_requested() as stopped:
         with Stack(data_dir, stack_options, write) as stack:

@@ -18,7 +18,9 @@ from cli.errors import NotFound
 from cli.output import size
 from cli.packaged_model import find
 from cli.settings import CliSettings
+from relay.installed import installed_version
 from storage.errors import StorageError
+from storage.mounts import remote_kind, unsafe
 from workers.gpus import driver, obstacle, torch_build
 from workers.settings import HeadSettings, TailSettings
 
@@ -46,7 +48,7 @@ def check_versions(place: Place) -> Iterator[Finding]:
     if missing:
         yield failed("packages", f"not installed: {', '.join(missing)}; install shardq again")
     else:
-        yield ok("packages", found)
+        yield ok("packages", f"shardq {installed_version()}, {found}")
     found, missing = _versions(WORKER_PACKAGES)
     if missing:
         text = f"not installed: {', '.join(missing)}; this machine cannot run a model"
@@ -91,6 +93,8 @@ def check_disk() -> Iterator[Finding]:
     free = shutil.disk_usage(folder).free
     if free < MIN_FREE_BYTES:
         yield warning("disk", f"{folder} has only {size(free)} free")
+    elif kind := remote_kind(folder):
+        yield warning("disk", f"{folder} {unsafe(kind)}")
     else:
         yield ok("disk", f"{folder}, {size(free)} free")
 
@@ -100,7 +104,13 @@ def check_database() -> Iterator[Finding]:
     try:
         with opened() as database:
             damage = database.damage()
-            yield failed("database", damage) if damage else ok("database", database.address)
+            kind = remote_kind(database.sqlite_file) if database.sqlite_file else None
+            if damage:
+                yield failed("database", damage)
+            elif kind:
+                yield warning("database", f"{database.address} {unsafe(kind)}")
+            else:
+                yield ok("database", database.address)
     except StorageError as error:
         yield failed("database", str(error))
 

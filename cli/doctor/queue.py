@@ -21,7 +21,7 @@ from storage.errors import StorageError
 from tasks import keys
 from tasks.connection import connect, translated
 from tasks.errors import TaskError
-from tasks.heads import HeadInfo, live_heads, registered_models, told_by
+from tasks.heads import HeadInfo, host_version, live_heads, registered_models, told_by
 from tasks.queues import num_waiting_by_version
 from tasks.served import unheard_models
 from tasks.settings import TaskSettings
@@ -56,6 +56,8 @@ def _on_the_queue(place: Place, client: redis.Redis, model: str | None) -> Itera
         yield skipped("heads", "Flower's account may see neither heads nor bookkeeper: ask the host")
     elif place.role == Role.HEAD:
         yield from _own_head(place, client, HeadSettings(model=model or ""))
+        if (told := host_version(client)) is not None:
+            yield ok("host", f"its bookkeeper is of shardq {told}")
         if place.queue_account is None:
             yield from _bookkeeper(place, client)
         else:
@@ -93,7 +95,9 @@ def _queue_configuration(client: redis.Redis) -> Iterator[Finding]:
 
 def _bookkeeper(place: Place, client: redis.Redis) -> Iterator[Finding]:
     if client.exists(keys.BOOKKEEPER):
-        yield ok("bookkeeper", "alive")
+        # a client's account may not ask for the version
+        told = host_version(client) if place.queue_account is None or place.role == Role.HOST else None
+        yield ok("bookkeeper", f"alive, shardq {told}" if told else "alive")
     else:
         text = "none is alive, nothing is fed or recorded: start one with `shardq bookkeeper`"
         yield place.lacks("bookkeeper", text, Role.HOST, Role.CLIENT)

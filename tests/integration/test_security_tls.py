@@ -178,3 +178,18 @@ def test_a_connection_that_is_not_accepted_says_what_to_set(servers: SecuredServ
         with_client(url_of(servers), None)
     with pytest.raises(RelayRefused, match=r"certificate of Redis at rediss://bookkeeper:\*\*\*@.*SHARDQ_TLS_CA"):
         with_relay(url_of(servers), None)
+
+
+def test_what_is_wrong_with_a_certificate_decides_what_to_do(servers: SecuredServers, tmp_path: Path) -> None:
+    files, host = servers.directory / "tls", "127.0.0.2"
+    with TlsProxy(servers.queue.plain_port, files / "server.crt", files / "server.key", host=host) as proxy:
+        parts = urlsplit(url_of(servers))
+        elsewhere = f"rediss://{parts.username}:{parts.password}@{host}:{proxy.port}/0"
+        with pytest.raises(QueueRefused, match="the host in SHARDQ_BROKER_URL must be a name in the certificate"):
+            with_client(elsewhere, servers.ca)
+    empty = tmp_path / "ca.crt"
+    empty.write_text("nothing")
+    with pytest.raises(QueueRefused, match="the file of SHARDQ_TLS_CA holds no certificate"):
+        with_client(url_of(servers), empty)
+    with pytest.raises(RelayRefused, match="the file of SHARDQ_TLS_CA holds no certificate"):
+        with_relay(url_of(servers), empty)

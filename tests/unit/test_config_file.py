@@ -197,3 +197,19 @@ def test_every_default_is_a_value_that_the_file_may_hold() -> None:
 
 def test_config_takes_the_commands_that_have_tables() -> None:
     assert tuple(PROCESSES) == COMMANDS
+
+
+def test_a_place_that_may_not_be_looked_into_is_told_with_what_helps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def denied(path: Path) -> bool:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.delenv("SHARDQ_CONFIG", raising=False)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    monkeypatch.setattr(Path, "is_file", denied)
+    result = CliRunner().invoke(shardq, ["config"])
+    assert result.exit_code == ExitCode.USAGE
+    assert f"cannot look for {tmp_path}/shardq/config.toml: Permission denied" in result.stderr
+    assert "SHARDQ_CONFIG" in result.stderr
+    assert "unexpected" not in result.stderr

@@ -115,6 +115,23 @@ def test_a_missing_authority_is_named_before_anything_is_sent() -> None:
         address_of("rediss://:p@h/0?ssl_ca_certs=/nowhere/ca.crt", setting="SHARDQ_BROKER_URL")
 
 
+def test_an_authority_that_cannot_be_read_is_not_taken_for_the_servers_fault(
+    authority: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def denied(path: Path, mode: str = "r") -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "open", denied)
+    with pytest.raises(RelayUrlInvalid, match=r"SHARDQ_TLS_CA: .*ca\.crt \(ssl_ca_certs\) cannot be read: Permission"):
+        address_of("rediss://:p@h/0", authority)
+
+
+@pytest.mark.parametrize("path", ["/x", "/0/1", "/-1", "/0x1", "//0"])
+def test_a_database_that_is_no_number_is_not_taken_for_0(path: str) -> None:
+    with pytest.raises(RelayUrlInvalid, match="the database at its end must be a number"):
+        check_url(f"redis://127.0.0.1:6379{path}")
+
+
 def test_tls_parameters_without_tls_are_refused() -> None:
     with pytest.raises(RelayUrlInvalid, match="rediss://"):
         address_of("redis://:p@h/0?ssl_cert_reqs=required")
