@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, field
+from operator import attrgetter
 from typing import Any
 
 import redis
@@ -121,13 +122,17 @@ def idle_heads(heads: Iterable[HeadInfo], tails: Iterable[TailInfo] = ()) -> Ite
 
 def unread_tasks(heads: Iterable[HeadInfo], model: str, waiting: Mapping[int, int]) -> Iterator[str]:
     """The tasks of a served name, `waiting` by version, that none of its living heads can read."""
-    reads = {head.head_id: head.reads for head in heads if head.model == model}
+    serving = sorted((head for head in heads if head.model == model), key=attrgetter("head_id"))
     for version, number in sorted(waiting.items()):
-        if reads and max(reads.values()) < version:
-            each = ", ".join(f"head {name} reads up to {highest}" for name, highest in sorted(reads.items()))
+        if serving and max(head.reads for head in serving) < version:
+            each = ", ".join(f"head {head.head_id} reads up to {head.reads}" for head in serving)
+            without_right = [head.head_id for head in serving if head.knows >= version]
+            mend = "upgrade a head"
+            if without_right:
+                mend = f"{without_right[0]} may not take them: `shardq server update` on the host, then start it again"
             yield (
                 f"waiting for a head that reads version {version} of the tasks: {counted(number, 'job')} of {model}; "
-                f"{each} (upgrade a head)"
+                f"{each} ({mend})"
             )
 
 

@@ -111,6 +111,8 @@ class HeadInfo:
     version: str = ""
     #: highest version of the tasks that it takes (`tasks.generation`); it takes all earlier ones
     reads: int = 1
+    #: highest version that it could read; above `reads` its account has no right to take them
+    knows: int = 1
     #: version of its frames (`relay.messages.FRAME_VERSION`)
     frames: int = FIRST_TOLD_FRAMES
     #: why it takes no jobs, in words; None while it does, and from those who do not tell
@@ -131,7 +133,7 @@ class HeadInfo:
 
 
 #: fields that no head told at first, and that hosts of that time refuse
-_TOLD_LATER = ("version", "reads", "frames", "obstacle")
+_TOLD_LATER = ("version", "reads", "knows", "frames", "obstacle")
 _GROWING = frozenset({HeadInfo, HeadFigures, TailFigures})
 
 

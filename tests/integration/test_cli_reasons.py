@@ -155,7 +155,10 @@ def test_tasks_that_no_head_reads_are_counted_with_what_each_head_reads(
     assert warned(run, batch) == reason
     assert reason in told(run("doctor"))
     assert json.loads(run("top", "--once", "--json").stdout)["obstacles"] == [reason]
-    live(client, head_id="h2", reads=2)
+    live(client, head_id="h2", knows=2)
+    mend = "h2 may not take them: `shardq server update` on the host, then start it again"
+    assert warned(run, batch) == reason.replace("upgrade a head", mend)
+    live(client, head_id="h2", reads=2, knows=2)
     assert warned(run, batch) == ""
 
 

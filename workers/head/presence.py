@@ -18,6 +18,7 @@ from tasks import heads
 from tasks.connection import Outage, translated
 from tasks.errors import HeadIdTaken
 from tasks.figures import HeadFigures
+from tasks.generation import known_versions
 from tasks.heads import BEAT_S, PRESENCE_MS, HeadInfo
 
 logger = logging.getLogger(__name__)
@@ -169,6 +170,7 @@ class Presence:
             figures=load.figures,
             version=installed_version(),
             reads=identity.reads,
+            knows=known_versions()[-1],
             frames=FRAME_VERSION,
             obstacle=load.obstacle,
         )
