@@ -27,7 +27,7 @@ from tasks.errors import QueueUnreachable
 from tasks.generation import known_versions
 from tasks.heads import live_heads
 from tasks.kept_database import refuse_other_database
-from tasks.publish import Publication, Publisher
+from tasks.publish import Publisher, publications
 from tasks.served import model_names, unheard_models
 from tasks.settings import BookkeeperSettings
 
@@ -183,18 +183,18 @@ class Feeder:
         return unclaim(self._database, [in_flight[task_id] for task_id in removed])
 
     def _publish(self, model: str, claimed: list[ClaimedJob], served: _Served) -> int:
-        """Publish all but those that would be too many waiting for another head; the number published."""
-        publications = {job.id: Publication.of(job) for job in claimed}
-        later = [job for job in claimed if publications[job.id].version in served.later_versions]
+        """Publish all but what waits for another host, or would be too much for another head; the number published."""
+        found, held = publications(claimed)
+        later = [job for job in claimed if job.id in found and found[job.id].version in served.later_versions]
         if later:
             waiting = queues.num_waiting(self._client, model, versions=served.later_versions)
-            surplus = later[max(self._window(served) - waiting, 0) :]
-            self._hold_back(model, surplus, served)
-            for job in surplus:
-                del publications[job.id]
-        jobs = [job for job in claimed if job.id in publications]
+            held += later[max(self._window(served) - waiting, 0) :]
+        if held:
+            self._hold_back(model, held, served)
+        held_ids = {job.id for job in held}
+        jobs = [job for job in claimed if job.id not in held_ids]
         try:
-            self._publisher.publish(publications.values())
+            self._publisher.publish(found[job.id] for job in jobs)
             for job in jobs:
                 log.debug("job queued", extra={"job": job.id, "attempt": job.attempt})
         except QueueUnreachable:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
 from types import TracebackType
@@ -18,6 +19,8 @@ from tasks.errors import QueueUnreachable
 from tasks.generate import NAME
 from tasks.generation import GenerationRequest, GenerationTask
 from tasks.settings import TaskSettings
+
+log = logging.getLogger(__name__)
 
 #: messages sent to the server at a time
 PUBLISH_BATCH = 500
@@ -42,6 +45,18 @@ class Publication:
         request = GenerationRequest.from_json(json.loads(job.request))
         task = GenerationTask(job.id, job.attempt, job.batch_id, job.custom_id, job.model, request)
         return cls(task, job.priority)
+
+
+def publications(jobs: Iterable[ClaimedJob]) -> tuple[dict[str, Publication], list[ClaimedJob]]:
+    """What can be published, by the job's id, and the jobs that cannot: a later version wrote their requests."""
+    found, unreadable = {}, []
+    for job in jobs:
+        try:
+            found[job.id] = Publication.of(job)
+        except (ValueError, RecursionError) as error:
+            log.warning("a job that this version cannot read waits: %s", error, extra={"job": job.id})
+            unreadable.append(job)
+    return found, unreadable
 
 
 class Publisher:

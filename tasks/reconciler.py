@@ -20,10 +20,10 @@ import redis
 
 from storage.database import Database
 from storage.job_records import InFlightJob
-from storage.jobs import queued_or_running, reclaim, window
+from storage.jobs import queued_or_running, reclaim, unclaim, window
 from tasks import keys, lease, queues
 from tasks.heads import known_heads, live_heads
-from tasks.publish import Publication, Publisher
+from tasks.publish import Publisher, publications
 from tasks.served import model_names
 
 log = logging.getLogger(__name__)
@@ -126,10 +126,13 @@ class Reconciler:
 
     def _republish(self, jobs: list[InFlightJob]) -> int:
         claimed = reclaim(self._database, jobs)
-        self._publisher.publish(Publication.of(job) for job in claimed)
+        found, unreadable = publications(claimed)
+        unclaim(self._database, unreadable)
+        self._publisher.publish(found.values())
         for job in claimed:
-            log.warning("job was lost and is queued again", extra={"job": job.id, "attempt": job.attempt})
-        return len(claimed)
+            if job.id in found:
+                log.warning("job was lost and is queued again", extra={"job": job.id, "attempt": job.attempt})
+        return len(found)
 
 
 def forget_done(client: redis.Redis, database: Database) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
@@ -10,7 +11,10 @@ from pathlib import Path
 import pytest
 
 from storage.states import JobState
+from storage.tables import job
 from tasks import generation, heads, keys, queues
+from tasks.generation import GenerationRequest
+from tasks.reconciler import CONFIRM_S, Reconciler
 from tests.bookkeeping import MODEL, Office, at_work, head_info, open_office, submit
 from tests.integration.test_fronts import wait_until
 from tests.integration.test_fronts_recovery import ended, full_head, rows
@@ -104,7 +108,37 @@ def test_without_a_head_all_versions_share_one_window(office: Office) -> None:
 def test_a_cancelled_job_is_taken_out_of_the_queue_of_its_version(office: Office) -> None:
     batch = submit(office.database, 1, **LATER)
     office.bookkeeper()._feeder.turn()
-    (job,) = rows(office, batch)
-    task_id = f"{job.id}.{job.attempt}"
+    (row,) = rows(office, batch)
+    task_id = f"{row.id}.{row.attempt}"
     assert list(queues.waiting_ids(office.client, MODEL)) == [task_id]
     assert queues.remove(office.client, MODEL, {task_id}) == {task_id}
+
+
+def written_by_a_later_version(office: Office, batch: str) -> None:
+    """All jobs of a batch ask for something that this version does not know."""
+    request = json.dumps({**GenerationRequest("Hi", None, 7).to_json(), "later": 1})
+    with office.database.write() as connection:
+        connection.execute(job.update().where(job.c.batch_id == batch).values(request=request))
+
+
+def test_jobs_that_a_later_host_wrote_wait_in_the_database_of_an_earlier_one_and_hold_up_nothing(
+    office: Office,
+) -> None:
+    bookkeeper = office.bookkeeper()
+    later, usual = submit(office.database, 20), submit(office.database, 20)
+    written_by_a_later_version(office, later)
+    for _ in range(3):
+        bookkeeper._feeder.turn()
+    assert in_database(office, later) == {JobState.WAITING: 20}
+    assert in_database(office, usual) == {JobState.QUEUED: 10, JobState.WAITING: 10}
+
+
+def test_what_a_later_host_had_queued_waits_again_in_the_database_of_an_earlier_one(office: Office) -> None:
+    bookkeeper = office.bookkeeper()
+    batch = submit(office.database, 3)
+    bookkeeper._feeder.turn()
+    written_by_a_later_version(office, batch)
+    office.client.delete(*keys.ready(MODEL))  # they stand in lists that this version does not know of
+    reconciler = Reconciler(office.database, office.client, office.publisher, 1.0)
+    assert [reconciler.scan(now) for now in (0.0, CONFIRM_S + 1)] == [0, 0]
+    assert in_database(office, batch) == {JobState.WAITING: 3}
