@@ -19,6 +19,8 @@ from tasks.seeds import choice_seed
 
 #: `max_tokens` of a job that does not say
 DEFAULT_MAX_TOKENS = 512
+#: characters from which on a text is long: tokenising it takes a noticeable time, and memory
+LONG_CHARACTERS = 256 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +73,12 @@ class GenerationRequest:
     def version(self) -> int:
         """The lowest version of the tasks that can carry this request."""
         return max((since for name, since in SINCE.items() if getattr(self, name) != _NEUTRAL[name]), default=1)
+
+    @property
+    def is_long(self) -> bool:
+        """Whether its prompt, or its messages together, are a long text."""
+        texts = [self.prompt, *(message.get("content") for message in self.messages or ())]
+        return sum(len(text) for text in texts if isinstance(text, str)) >= LONG_CHARACTERS
 
     def of_choice(self, choice: int) -> GenerationRequest:
         """The request for completion `choice` (from 0) alone."""

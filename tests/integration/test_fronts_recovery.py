@@ -23,8 +23,9 @@ from storage.retries import RetryChoice, retry_batch
 from storage.states import BatchStatus, JobState
 from storage.stops import cancel_batch
 from tasks import keys, stops
-from tasks.generation import FailureType, StopReason
+from tasks.generation import LONG_CHARACTERS, FailureType, StopReason
 from tasks.heads import PRESENCE_MS
+from tasks.publish import Publication, Publisher
 from tests.bookkeeping import PROFILE, Office, at_work, open_office, outcome, submit
 from tests.integration.fake_engine import AUTHKEY, HEAD, MODEL, FakeEngine
 from tests.integration.test_fronts import ROOT, Head, Queue, events_of, head, make_task, wait_until
@@ -141,6 +142,27 @@ def test_a_killed_engine_counts_as_a_try_of_the_jobs_in_its_slots(server: Queue)
         process.kill()
         process.wait()
     assert len(server.client.keys("shardq:tries:*")) == 3
+
+
+def test_a_killed_engine_counts_as_a_try_of_a_long_prompt_that_it_may_have_been_reading(server: Queue) -> None:
+    server.publish(0)
+    command = [sys.executable, "-m", "tests.integration.fake_engine", server.url, "-1", "1"]
+    process = subprocess.Popen(command, cwd=ROOT)
+    try:
+        wait_until(lambda: len(server.records()) == 1)
+        long = dataclasses.replace(
+            make_task(1), request=dataclasses.replace(make_task(1).request, prompt="x" * LONG_CHARACTERS)
+        )
+        with Publisher(server.settings) as publisher:
+            publisher.publish([Publication(long)])
+        wait_until(lambda: server.client.scard(keys.tries(long.task_id)) == 1)
+        process.kill()
+        process.wait()
+        wait_until(lambda: server.ready() == 2 and server.unacked() == 0, 10)
+    finally:
+        process.kill()
+        process.wait()
+    assert server.client.scard(keys.tries(long.task_id)) == 1
 
 
 def test_a_job_delivered_ten_times_costs_one_generation_of_a_surviving_engine(server: Queue) -> None:

@@ -18,13 +18,12 @@ from relay.memory import MemoryHub, MemoryRelay
 from relay.messages import FRAME_VERSION, Hello, Welcome
 from relay.transport import HeadLink, Lease, TailInfo
 from tasks import stops
-from tasks.generation import FailureType, GenerationRequest, GenerationTask, Outcome, StopReason
+from tasks.generation import LONG_CHARACTERS, FailureType, GenerationRequest, GenerationTask, Outcome, StopReason
 from tests.relay_messages import PROFILE, tail_info
 from workers.head.courier import GIVE_UP_AFTER_S, Courier, TailSilent
 from workers.head.ensemble import Ensemble
 from workers.head.intake import Intake
 from workers.head.jobs import Job
-from workers.head.prompts import LONG_CHARACTERS
 from workers.head.session import HeadOffer, TailSearch
 from workers.head.stops import StopWatch
 from workers.head.worker import MAX_PATIENCE_S, HeadWorker

@@ -13,12 +13,12 @@ from tokenizers.processors import TemplateProcessing
 
 from relay.fields import MAX_BARRED, MAX_BIASES, MAX_HISTORY
 from relay.messages import History, Sampling
-from tasks.generation import FailureType, GenerationRequest, TokenBias
+from tasks.generation import LONG_CHARACTERS, FailureType, GenerationRequest, TokenBias
 from tests.models import EOS_ID, VOCABULARY, byte_tokenizer, smollm2_directory
 from tests.pair import tasks_for
 from workers.engine.tokenizer import load_tokenizer
 from workers.head.jobs import Job
-from workers.head.prompts import LONG_CHARACTERS, Encoder, PromptReader, PromptRejected
+from workers.head.prompts import Encoder, PromptReader, PromptRejected
 
 REQUEST = GenerationRequest((1, 2, 2, 3), None, 7, max_tokens=20)
 

@@ -149,7 +149,8 @@ class Executor:
                     self._leases.give_up_try(task.task_id)
                     raise Reject("handed back", requeue=True)
                 case EngineLost():
-                    if not has_slot:
+                    # a long prompt may have killed the engine already while it was tokenised
+                    if not has_slot and not task.request.is_long:
                         self._leases.give_up_try(task.task_id)
                     raise Reject("engine lost", requeue=True)
 

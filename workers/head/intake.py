@@ -6,10 +6,10 @@ import logging
 import queue
 from collections.abc import Callable
 
-from tasks.generation import FailureType, GenerationRequest, GenerationTask, Outcome
+from tasks.generation import FailureType, GenerationTask, Outcome
 from workers.head.background import Background
 from workers.head.ensemble import Ensemble
-from workers.head.prompts import LONG_CHARACTERS, PromptReader, PromptRejected
+from workers.head.prompts import PromptReader, PromptRejected
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ class Intake:
 
     def deliver(self, task: GenerationTask, suspect: bool = False) -> None:
         """Take a task; a suspect one runs alone. Thread-safe."""
-        if _is_long(task.request):
+        if task.request.is_long:
             self._long.do(lambda: self._bring(task, suspect))
         else:
             self._bring(task, suspect)
@@ -67,8 +67,3 @@ class Intake:
     def num_waiting(self) -> int:
         """What waits to be taken, about."""
         return self._ready.qsize()
-
-
-def _is_long(request: GenerationRequest) -> bool:
-    texts = [request.prompt, *(message.get("content") for message in request.messages or ())]
-    return sum(len(text) for text in texts if isinstance(text, str)) >= LONG_CHARACTERS

@@ -11,7 +11,7 @@ from jinja2 import TemplateError
 
 from relay.fields import MAX_ALTERNATIVES, MAX_BARRED, MAX_BIASES, MAX_HISTORY
 from relay.messages import Sampling
-from tasks.generation import FailureType, GenerationRequest, GenerationTask
+from tasks.generation import LONG_CHARACTERS, FailureType, GenerationRequest, GenerationTask
 from workers.head.completion import Completion
 from workers.head.ensemble import Ensemble
 from workers.head.fewest import FewestTokens
@@ -19,9 +19,6 @@ from workers.head.jobs import Job
 from workers.head.likelihoods import Likelihoods
 from workers.head.plaincontents import PlainContents
 from workers.head.spelling import Spelling
-
-#: characters from which on a text is long: tokenising it takes a noticeable time
-LONG_CHARACTERS = 256 * 1024
 
 
 class PromptRejected(Exception):
