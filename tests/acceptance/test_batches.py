@@ -164,7 +164,7 @@ def test_workers_stop_in_order_and_a_head_without_a_tail_takes_nothing_and_says_
     second = whole_system.submit(short(3))
     status = whole_system.shardq("status", second)
     assert status.returncode == ExitCode.UNFINISHED
-    assert "no head has a tail" in status.stderr
+    assert "head head takes no jobs: no tail is there (start `shardq tail`)" in status.stderr
     assert [job.state for job in whole_system.jobs(second)] == ["queued"] * 3
 
     whole_system.start_tail()

@@ -17,8 +17,8 @@ from tasks.lease import DONE
 from tests.chaos import proc
 from tests.chaos.field import BOOKKEEPER, MARK, NUM_FRONTS, Field
 
-#: keys that stand for good, with the most members each may have
-_LASTING = {keys.MODELS: 10, keys.HEADS: 10}
+#: keys that stand for good, with the most members, or bytes, that each may have
+_LASTING = {keys.MODELS: 10, keys.HEADS: 10, keys.DATABASE: 1000, keys.HOST: 100}
 #: Celery's own: which queue hangs on which exchange, and until when
 _BINDINGS = "_kombu.binding"
 _MOST_BINDINGS = 64
@@ -104,7 +104,7 @@ def leaked_queue_keys(found: Mapping[str, Key], heads: Iterable[str], num_pendin
 
 def _queue_problem(name: str, key: Key, presences: set[str]) -> str | None:
     if name in _LASTING:
-        return f"{key.size} members" if key.size > _LASTING[name] else None
+        return f"{key.size} members or bytes" if key.size > _LASTING[name] else None
     if name.startswith(_BINDINGS):
         return f"{key.size} bindings" if key.size > _MOST_BINDINGS else None
     if name.endswith(keys.bell("")):

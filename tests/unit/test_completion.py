@@ -410,7 +410,8 @@ def test_with_special_stop_strings_too_a_growing_text_only_grows(run: list[int],
     assert (whole.text, whole.tokens) == (growing.text, growing.tokens)
     written = byte_level().decode(list(whole.tokens), skip_special_tokens=False)
     if whole.finish_reason is None and "\ufffd" not in written:
-        assert not any(stop in written for stop in stops)
+        # special tokens are hidden from stop strings that hold no text of one
+        assert not any(stop in (written if "<" in stop else whole.text) for stop in stops)
 
 
 class Counting:
