@@ -12,6 +12,8 @@ _STEPS = {
     "NameTaken": "submit under another --name",
     "BatchEmpty": "give the file at least one prompt",
     "SubmissionSuperseded": "submit the file again",
+    "DatabaseBusy": "do it again; `fuser` names who holds the file",
+    "DiskFull": "`shardq prune --older-than 30d` deletes what is old",
     "DatabaseUnavailable": "look at SHARDQ_DATABASE_URL, or run `shardq doctor`",
 }
 

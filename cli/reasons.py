@@ -22,7 +22,7 @@ from storage.database import Database
 from tasks import keys
 from tasks.connection import connect, translated
 from tasks.errors import TaskError
-from tasks.heads import HeadInfo, live_heads, registered_models
+from tasks.heads import HeadInfo, live_heads, registered_models, wrong_database
 from tasks.kept_database import difference
 from tasks.queues import memory_share, num_waiting_by_version
 from tasks.settings import TaskSettings
@@ -74,6 +74,8 @@ def look_around(settings: TaskSettings | None = None, database: Database | None 
         with translated():
             heads = tuple(live_heads(client))
             versions = {model: num_waiting_by_version(client, model) for model in registered_models(client)}
+            if not heads and not versions and (wrong := wrong_database(client)):
+                return System(problem=wrong)
             return System(
                 heads=heads,
                 bookkeeper=bool(client.exists(keys.BOOKKEEPER)),

@@ -26,7 +26,8 @@ import redis
 
 from relay import keys
 from relay.codec import decode, encode
-from relay.connections import Connections
+from relay.connections import SETTING, Connections
+from relay.databases import found_elsewhere, wrong_number
 from relay.errors import FrameInvalid, LinkLost
 from relay.inbox import Inbox, log
 from relay.messages import Downward, Error, Hello, Message, Prefill, Release, Round, Upward, Verdict, Welcome
@@ -212,6 +213,13 @@ class RedisRelay:
 
     def tails(self) -> list[TailInfo]:
         return living_tails(self._connections)
+
+    def wrong_database(self) -> str | None:
+        """What is wrong with the address's database number, if no tail is in this database and some are in another."""
+        client = self._connections.client
+        with self._connections.translated():
+            number = found_elsewhere(client, lambda each: any(True for _ in each.scan_iter(match=keys.TAILS_PATTERN)))
+        return None if number is None else wrong_number(client, number, SETTING)
 
     def claim_split(self, profile: Profile, split: int) -> SplitClaim:
         claim = RedisSplitClaim(self._connections, profile, split, self._settings)

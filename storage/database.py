@@ -33,6 +33,15 @@ BUSY_TIMEOUT_MS = 10_000
 #: of the driver, and of SQLite's own URIs
 _SQLITE_PARAMETERS = {"timeout", "check_same_thread", "uri", "mode", "cache", "vfs", "immutable", "nolock", "psow"}
 
+#: how SQLite names a cause, as far as it is one → what to do
+_CURES = {
+    "SQLITE_READONLY": "this user may not write the file or its folder: SHARDQ_DATABASE_URL",
+    "SQLITE_CANTOPEN": "this user may not open the file, or not write its folder: SHARDQ_DATABASE_URL",
+    "SQLITE_NOTADB": "the file is one of something else: let SHARDQ_DATABASE_URL name another",
+    "SQLITE_CORRUPT": "`shardq doctor` reads all of it, `shardq restore` puts a backup in its place",
+    "SQLITE_IOERR": "its disk fails, is full or is another machine's: SHARDQ_DATABASE_URL",
+}
+
 _WRITES = "shardq_writes"
 _BARE = "shardq_bare"
 _EXPECTED = "expected sqlite:///PATH or postgresql://USER:PASSWORD@HOST/NAME"
@@ -277,4 +286,6 @@ def _translate(where: str, error: DBAPIError) -> StorageError:
         return DatabaseBusy(f"{where} is locked by another process")
     if code == "SQLITE_FULL":
         return DiskFull(f"{where}: the disk is full: nothing was written; make room, what waits is kept")
-    return DatabaseUnavailable(f"{where}: {lines[0] if lines else type(original).__name__}")
+    said = lines[0] if lines else type(original).__name__
+    cure = next((cure for name, cure in _CURES.items() if code.startswith(name)), None)
+    return DatabaseUnavailable(f"{where}: {said} ({cure})" if cure else f"{where}: {said}")

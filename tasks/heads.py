@@ -11,12 +11,14 @@ from typing import Any
 
 import redis
 
+from relay.databases import found_elsewhere, wrong_number
 from relay.installed import installed_version
 from relay.messages import FIRST_TOLD_FRAMES
 from relay.plain import from_plain
 from relay.profile import Profile
 from relay.tail_figures import TailFigures
 from tasks import keys
+from tasks.connection import SETTING
 from tasks.errors import HeadIdTaken, ModelNameInvalid, ProfileMismatch
 from tasks.figures import HeadFigures
 from tasks.generation import known_versions
@@ -228,6 +230,12 @@ def presences(client: redis.Redis) -> dict[str, bytes | str | None]:
     names = sorted(known_heads(client))
     values = client.mget([keys.head(name) for name in names]) if names else []
     return dict(zip(names, values, strict=True))
+
+
+def wrong_database(client: redis.Redis) -> str | None:
+    """What is wrong with the address's database number, if this database knows nobody and another one does."""
+    number = found_elsewhere(client, lambda each: bool(each.exists(keys.MODELS, keys.BOOKKEEPER)))
+    return None if number is None else wrong_number(client, number, SETTING)
 
 
 def forget_head(client: redis.Redis, head_id: str) -> bool:

@@ -11,9 +11,9 @@ from cli.client.voice import Voice
 from cli.reasons import System, look_around
 from storage.database import Database
 from tasks.connection import connect, ping, translated
-from tasks.errors import QueueUnreachable, TaskError
+from tasks.errors import QueueRefused, QueueUnreachable, TaskError
 from tasks.feeder import feed_once
-from tasks.heads import live_heads
+from tasks.heads import live_heads, wrong_database
 from tasks.kept_database import refuse_other_database
 from tasks.served import mirror_models, model_names
 from tasks.settings import BookkeeperSettings
@@ -30,9 +30,11 @@ class QueueServer:
         self._stopper: Stopper | None = None
 
     def models(self) -> Models:
-        """The names that are served, which the database then knows, too."""
+        """The names that are served, which the database then knows, too. Raises QueueRefused for the wrong database."""
         ping(self._client())
         with translated():
+            if wrong := wrong_database(self._client()):
+                raise QueueRefused(f"the queue server cannot be used: {wrong}")
             mirror_models(self._client(), self._database)
             known = model_names(self._client(), self._database)
         return Models(frozenset(known), known[0] if len(known) == 1 else None)

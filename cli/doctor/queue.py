@@ -21,7 +21,7 @@ from storage.errors import StorageError
 from tasks import keys
 from tasks.connection import connect, translated
 from tasks.errors import TaskError
-from tasks.heads import HeadInfo, host_version, live_heads, registered_models, told_by
+from tasks.heads import HeadInfo, host_version, live_heads, registered_models, told_by, wrong_database
 from tasks.queues import num_waiting_by_version
 from tasks.served import unheard_models
 from tasks.settings import TaskSettings
@@ -43,7 +43,10 @@ def check_queue(place: Place, model: str | None) -> Iterator[Finding]:
         with closing(connect(settings)) as client, translated():
             yield ok("queue", f"{redact(settings.broker_url)}, round trip {_round_trip_ms(client):.1f} ms")
             yield from check_connection("queue", settings.broker_url, settings.tls_ca)
-            yield from _on_the_queue(place, client, model)
+            if place.queue_account is None and (wrong := wrong_database(client)):
+                yield failed("queue", wrong)
+            else:
+                yield from _on_the_queue(place, client, model)
     except TaskError as error:
         yield failed("queue", str(error))
 

@@ -57,7 +57,9 @@ def _needs_no_wire(place: Place, model: str | None) -> str | None:
 
 def _tails(place: Place, relay: RedisRelay) -> Iterator[Finding]:
     tails = relay.tails()
-    if not tails and not _all_whole(place):
+    if not tails and place.wire_account is None and (wrong := relay.wrong_database()):
+        yield failed("wire", wrong)
+    elif not tails and not _all_whole(place):
         yield warning("tails", "none is alive: start one with `shardq tail`")
     heads = _living_heads(place)
     for tail in tails:

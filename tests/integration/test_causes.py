@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socketserver
 import subprocess
 import threading
@@ -13,12 +14,19 @@ from pathlib import Path
 import pytest
 import redis
 
+from cli.next_steps import with_next_step
 from relay.embedded import find_server
 from relay.errors import RelayError, RelayRefused, RelayUnreachable
+from relay.keys import new_tail_id
 from relay.streams import RedisRelay
+from relay.transport import TailInfo
+from storage.database import Database
+from storage.errors import DatabaseBusy, DatabaseUnavailable, DiskFull
 from tasks.connection import as_task_error, connect, ping
 from tasks.errors import QueueRefused, QueueUnreachable, TaskError
+from tasks.heads import register_profile
 from tasks.settings import TaskSettings
+from tests.cli_runner import PROFILE, PROMPTS, Shardq, error_of
 from tests.redis_server import running_redis
 from tests.secured_servers import free_port
 
@@ -165,3 +173,37 @@ def test_what_else_a_server_says_is_not_taken_for_silence(answer: bytes, said: s
         for error in (queue_says(f"redis://127.0.0.1:{port}/0"), wire_says(f"redis://127.0.0.1:{port}/0")):
             assert said in str(error)
             assert "`shardq up`" not in str(error)
+
+
+def test_a_wrong_database_number_is_told_by_status_submit_and_doctor(redis_url: str, tmp_path: Path) -> None:
+    with redis.Redis.from_url(redis_url) as client, closing(RedisRelay(redis_url)) as relay:
+        register_profile(client, "tiny", PROFILE)
+        relay.announce(TailInfo(new_tail_id("b"), PROFILE, 5, 8, 65, time.time()))
+        wrong = redis_url.rpartition("/")[0] + "/3"
+        run = Shardq(tmp_path / "data", {"SHARDQ_BROKER_URL": wrong, "SHARDQ_RELAY_URL": wrong})
+        said = "nobody is in database 3 of this server, but in database 0: let SHARDQ_{}_URL end in /0"
+        assert said.format("BROKER") in run("status").stderr
+        assert said.format("BROKER") in error_of(run("submit", "-", stdin=PROMPTS))
+        shown = json.loads(run("doctor", "--json").stdout)
+        failed = {each["check"]: each["text"] for each in shown if each["grade"] == "failed"}
+        assert failed == {"queue": said.format("BROKER"), "wire": said.format("RELAY")}
+        # the right one
+        run = Shardq(tmp_path / "data", {"SHARDQ_BROKER_URL": redis_url, "SHARDQ_RELAY_URL": redis_url})
+        assert "in database" not in run("status").stderr + run("doctor").stdout
+
+
+def test_two_databases_of_one_server_for_queue_and_wire_are_no_mistake(redis_url: str, tmp_path: Path) -> None:
+    wire = redis_url.rpartition("/")[0] + "/1"
+    with closing(RedisRelay(wire)) as relay:
+        relay.announce(TailInfo(new_tail_id("b"), PROFILE, 5, 8, 65, time.time()))
+        run = Shardq(tmp_path / "data", {"SHARDQ_BROKER_URL": redis_url, "SHARDQ_RELAY_URL": wire})
+        assert "in database" not in run("status").stderr + run("doctor").stdout
+
+
+def test_a_database_that_cannot_be_used_says_why_in_sqlites_words_and_what_to_do(tmp_path: Path) -> None:
+    other = tmp_path / "notes.txt"
+    other.write_text("no database at all, " * 100)
+    with pytest.raises(DatabaseUnavailable, match=r"file is not a database \(the file is one of something else"):
+        Database.open(f"sqlite:///{other}")
+    step = with_next_step("x is locked by another process", DatabaseBusy)
+    assert "SHARDQ_DATABASE_URL" not in step + with_next_step("the disk is full", DiskFull)
