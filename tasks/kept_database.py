@@ -104,8 +104,8 @@ def refuse_other_database(client: redis.Redis, database: Database) -> str | None
         found = difference(client, database)
     except NoPermissionError:
         return (
-            "this account may not ask which database the bookkeeper keeps (its line in `queue/users.acl` is of an "
-            f"earlier version): results come only if that is {database.place}"
+            "this account may not ask which database the bookkeeper keeps (its rights are of an earlier version: "
+            f"`shardq server update` on the host): results come only if that is {database.place}"
         )
     if found is None:
         return None

@@ -22,7 +22,7 @@ def check_kept(client: redis.Redis) -> Iterator[Finding]:
         yield from _rejected(client)
     except NoPermissionError:
         text = "this account may not ask which database the bookkeeper keeps"
-        yield warning("kept", f"{text} (a client's may, unless its line in `queue/users.acl` is of an earlier version)")
+        yield warning("kept", f"{text} (a client's may: `shardq server update` on the host)")
 
 
 def _kept(client: redis.Redis) -> Iterator[Finding]:
