@@ -3,6 +3,10 @@
 What stands here is the client of the package `cli`, which the command line uses, too.
 """
 
+from shardq.ours import come_first
+
+come_first()
+
 from cli.client.batch import Batch
 from cli.client.client import Client
 from cli.client.installation import local

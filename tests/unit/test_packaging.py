@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import re
 import subprocess
 import sys
@@ -17,6 +18,7 @@ import pytest
 
 from cli.main import COMMANDS, shardq
 from tasks.openai_parameters import RULES
+from workers.head.fronts import FRONT, ours_first
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("cli", "relay", "shardq", "storage", "tasks", "workers")
@@ -142,3 +144,47 @@ def test_the_overview_says_the_same_as_each_command(name: str) -> None:
     command = shardq.get_command(click.Context(shardq), name)
     assert command is not None
     assert (command.help or "").split("\n\n")[0] == COMMANDS[name][1]
+
+
+#: packages of somebody else's, under each of our plain names
+STRANGERS = ("cli", "relay", "storage", "tasks", "workers")
+
+
+@pytest.fixture
+def strangers(tmp_path: Path) -> Path:
+    for name in STRANGERS:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text("raise RuntimeError('this is not shardq')\n")
+    return tmp_path
+
+
+def in_company(strangers: Path, code: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run Python where the strangers are found first: in the working folder and, if asked, by PYTHONPATH."""
+    argv = [sys.executable, "-c", code]
+    return subprocess.run(
+        argv, cwd=strangers, env={**os.environ, **environment}, capture_output=True, text=True, check=False
+    )
+
+
+def test_packages_of_others_under_our_plain_names_do_not_get_in_the_way(strangers: Path) -> None:
+    found_last = f"import sys; sys.path.append({str(ROOT)!r})"
+    module, _, name = PROJECT["project"]["scripts"]["shardq"].partition(":")
+    command = f"{found_last}; sys.argv = ['shardq', '--quiet', 'config']; from {module} import {name}; {name}()"
+    shown = in_company(strangers, command, PYTHONPATH=str(strangers), SHARDQ_CONFIG="/dev/null")
+    assert (shown.returncode, shown.stderr) == (0, "")
+    notebook = f"{found_last}; from shardq import Client; import tasks; print(tasks.__file__)"
+    assert in_company(strangers, notebook).stdout.strip() == str(ROOT / "tasks" / "__init__.py")
+
+
+def test_a_package_that_was_imported_under_one_of_our_names_is_named(strangers: Path) -> None:
+    (strangers / "tasks" / "__init__.py").write_text("")
+    refused = in_company(strangers, f"import tasks, sys; sys.path.append({str(ROOT)!r}); import shardq")
+    assert f"{strangers}/tasks/__init__.py was imported as 'tasks', which shardq needs" in refused.stderr
+
+
+def test_fronts_of_a_head_find_our_packages_in_any_folder(strangers: Path) -> None:
+    code = "import workers.head.front_settings; print(workers.__file__)"
+    environment = ours_first({**os.environ, "PYTHONPATH": str(strangers)})
+    argv = [sys.executable, *FRONT[: FRONT.index("-m")], "-c", code]
+    ran = subprocess.run(argv, cwd=strangers, env=environment, capture_output=True, text=True, check=True)
+    assert ran.stdout.strip() == str(ROOT / "workers" / "__init__.py")

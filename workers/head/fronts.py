@@ -9,7 +9,9 @@ import sys
 import threading
 import time
 import uuid
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from tasks.logs import level_name
 from workers.head.front_settings import PREFIX
@@ -25,6 +27,16 @@ GOOD_RUN_S = 60.0
 _WATCH_S = 0.2
 #: seconds after the grace period within which a front must have ended
 END_S = 5.0
+
+
+#: what Python is told to run one; `-P`: whatever the working folder holds
+FRONT = ("-P", "-m", "workers.head.front")
+
+
+def ours_first(environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment in which our packages, whose names are plain, are found before others of the same names."""
+    path = filter(None, [str(Path(__file__).parents[2]), environment.get("PYTHONPATH", "")])
+    return {**environment, "PYTHONPATH": os.pathsep.join(path)}
 
 
 @dataclass(slots=True)
@@ -57,7 +69,7 @@ class Fronts:
     ) -> None:
         """`reads`: highest version of the tasks that they take."""
         self._environment = {
-            **os.environ,
+            **ours_first(os.environ),
             "SHARDQ_BROKER_URL": settings.broker_url,
             "SHARDQ_HEAD_ID": settings.head_id,
             "SHARDQ_ALLOW_INSECURE": str(settings.allow_insecure),
@@ -114,7 +126,7 @@ class Fronts:
     def _start(self, front: _Front) -> subprocess.Popen[bytes]:
         own = {f"{PREFIX}INDEX": str(front.index), f"{PREFIX}CONCURRENCY": str(front.concurrency)}
         return subprocess.Popen(
-            [sys.executable, "-m", "workers.head.front"],
+            [sys.executable, *FRONT],
             env={**self._environment, **own},
             stdin=subprocess.DEVNULL,
             # a Ctrl-C in the head's terminal is the head's to handle
