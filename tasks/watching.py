@@ -14,6 +14,7 @@ from celery.events.state import TASK_EVENT_TO_STATE
 from tasks import keys
 from tasks.app import model_queue
 from tasks.connection import connect
+from tasks.generation import known_versions
 from tasks.settings import TaskSettings
 
 log = logging.getLogger(__name__)
@@ -27,7 +28,7 @@ class SilentControl(Control):  # type: ignore[misc]
 
 
 class ServedQueues:
-    """The queues of the names that are served, asked for each time they are looped over.
+    """The queues of the names that are served, one for each version of the tasks; asked for at each loop.
 
     For `app.conf.task_queues`: a name may be served for the first time long after the dashboard's start.
     """
@@ -42,7 +43,8 @@ class ServedQueues:
             log.warning("the served names cannot be read: %s", error)
             return
         for name in sorted(names):
-            yield model_queue(name.decode())
+            for version in known_versions():
+                yield model_queue(name.decode(), version)
 
 
 def show_progress_as_started() -> None:

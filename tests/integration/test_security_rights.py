@@ -23,7 +23,7 @@ from tasks.bookkeeper import Bookkeeper
 from tasks.connection import connect
 from tasks.feeder import feed_once
 from tasks.following import Increment
-from tasks.generation import GenerationRequest, GenerationTask
+from tasks.generation import GenerationRequest, GenerationTask, known_versions
 from tasks.kept_database import publish, refuse_other_database
 from tasks.publish import Publisher
 from tasks.reconciler import Reconciler
@@ -72,7 +72,8 @@ def servers(running: SecuredServers) -> SecuredServers:
 def test_the_dashboard_may_ask_which_names_are_served(servers: SecuredServers) -> None:
     with servers.queue.admin() as admin:
         heads.register_profile(admin, MODEL, PROFILE)
-    assert [queue.name for queue in ServedQueues(settings_of(servers, "flower"))] == [keys.queue(MODEL)]
+    shown = [queue.name for queue in ServedQueues(settings_of(servers, "flower"))]
+    assert shown == [keys.queue(MODEL, version) for version in known_versions()]
     assert servers.denied() == []
 
 
