@@ -6,7 +6,6 @@ import logging
 import os
 import signal
 import threading
-from typing import Any
 
 import click
 
@@ -18,17 +17,10 @@ log = logging.getLogger(__name__)
 
 #: jobs kept in memory, running or ended, unless told otherwise: 9,500 took 51 MB (`benchmarks.host`)
 MAX_TASKS = 10_000
-#: what the list of jobs shows: the name would be the same in every row
-COLUMNS = "state,result,args,runtime,uuid,received,worker"
-#: seconds after which a front that fell silent is no longer listed: a head started elsewhere has fronts of other names
+#: what the list of jobs shows, as much as fits 1,280 pixels: the name would be the same in every row
+COLUMNS = "state,result,args,uuid,worker,received"
+#: seconds after which a head that fell silent is no longer listed: a head started elsewhere may have another name
 PURGE_S = 3600
-#: requests that change something or read results, by Flower's handlers
-BLOCKED = (
-    *("WorkerShutDown", "WorkerPoolRestart", "WorkerPoolGrow", "WorkerPoolShrink", "WorkerPoolAutoscale"),
-    *("WorkerQueueAddConsumer", "WorkerQueueCancelConsumer"),
-    *("TaskApply", "TaskAsyncApply", "TaskSend", "TaskAbort", "TaskResult"),
-    *("TaskTimout", "TaskRateLimit", "TaskRevoke"),
-)
 
 
 @click.command("flower")
@@ -63,6 +55,7 @@ def flower_command(port: int, address: str, max_tasks: int, url_prefix: str | No
     check_settings(settings)
     check_address(address, port)
     die_with_parent()
+    from cli.dashboard import remove_blocked, show_heads
     from tasks.app import app
     from tasks.watching import ServedQueues, SilentControl, show_progress_as_started
 
@@ -70,6 +63,7 @@ def flower_command(port: int, address: str, max_tasks: int, url_prefix: str | No
     app.control_cls = SilentControl
     show_progress_as_started()
     remove_blocked()
+    show_heads()
     # its questions to workers are not sent, which is nothing to warn of
     logging.getLogger("flower.inspector").setLevel(logging.ERROR)
     url = f"http://{address}:{port}/{(url_prefix or '').strip('/')}"
@@ -110,19 +104,6 @@ def check_address(address: str, port: int) -> None:
         raise CliError(
             f"the page cannot be at {address}:{port}: {reason} (choose another --port or --address)"
         ) from error
-
-
-def remove_blocked() -> None:
-    """Take the `BLOCKED` requests out of Flower's page, which then answers 404 to them."""
-    from flower.urls import handlers
-
-    # the very list that Flower's application is made from
-    handlers[:] = [handler for handler in handlers if _class_of(handler).__name__ not in BLOCKED]
-
-
-def _class_of(handler: Any) -> type[Any]:
-    kind: type[Any] = handler[1] if isinstance(handler, tuple) else handler.handler_class
-    return kind
 
 
 def _arguments(port: int, address: str, max_tasks: int, url_prefix: str | None) -> list[str]:

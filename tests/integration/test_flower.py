@@ -32,14 +32,17 @@ from workers.head.channel import private_address
 from workers.head.fronts import Fronts
 from workers.settings import HeadSettings
 
+#: ids as long as real ones are
+BATCH = "batch_77192b3e2f0c1a2b"
+WHY = "no memory left for the job"
 SECRET = "words that only head and tail may read"
 #: custom_id → the state and the beginning of the result that Flower has to show
 EXPECTED = {
     "runs": ("STARTED", "tps=31.2 tokens=150"),
-    "ends": ("SUCCESS", "{'tps': 31.46, 'tokens': 2, 'finish': 'stop'}"),
-    "cancelled": ("REVOKED", "{'tps': 31.46, 'tokens': 2, 'finish': 'cancelled'}"),
-    "returns": ("RETRY", "handed back, waits in the queue again"),
-    "fails": ("FAILURE", "{'tps': 31.46, 'tokens': 2, 'finish': 'out_of_memory'}"),
+    "ends": ("SUCCESS", "tps=31.46 tokens=2 stop"),
+    "cancelled": ("REVOKED", "tps=31.46 tokens=2 cancelled"),
+    "returns": ("RETRY", "waits in the queue again"),
+    "fails": ("FAILURE", "out_of_memory: no memory le…"),
 }
 
 
@@ -68,7 +71,7 @@ class Dashboard:
     def jobs(self) -> dict[str, dict[str, Any]]:
         """The rows of the list of jobs by custom_id."""
         rows = json.loads(self.get("/tasks/datatable?draw=1&start=0&length=50&order[0][column]=0"))["data"]
-        return {row["args"].split()[0]: row for row in rows if row["args"]}
+        return {row["args"].split("-")[0]: row for row in rows if row["args"]}
 
     def shows(self, expected: dict[str, tuple[str, str]]) -> bool:
         jobs = self.jobs()
@@ -78,8 +81,12 @@ class Dashboard:
         )
 
 
+def job(name: str) -> str:
+    return f"{BATCH}-{101 + list(EXPECTED).index(name)}"
+
+
 def task(name: str) -> GenerationTask:
-    return GenerationTask(f"job-{name}", 0, "b-1", name, MODEL, GenerationRequest(SECRET, None, seed=1))
+    return GenerationTask(job(name), 0, BATCH, f"{name}-of-document-17", MODEL, GenerationRequest(SECRET, None, seed=1))
 
 
 @contextmanager
@@ -87,9 +94,9 @@ def fronts_of(url: str) -> Iterator[FakeEngine]:
     with private_address() as address:
         engine = FakeEngine(address, delay_s=None)
         settings = HeadSettings(model="/models/any", broker_url=url, head_id=HEAD)
-        fronts = Fronts(settings, address, AUTHKEY, model=MODEL, count=1, concurrency_total=8, grace_s=0.1)
+        fronts = Fronts(settings, address, AUTHKEY, model=MODEL, count=2, concurrency_total=8, grace_s=0.1)
         try:
-            wait_until(lambda: engine.server.num_fronts == 1)
+            wait_until(lambda: engine.server.num_fronts == 2)
             yield engine
         finally:
             fronts.close()
@@ -99,7 +106,7 @@ def fronts_of(url: str) -> Iterator[FakeEngine]:
 def report(engine: FakeEngine) -> bool:
     """As an engine does round after round; a front passes on one report in two seconds."""
     for name in EXPECTED:
-        engine.server.progress(f"job-{name}.0", 150, 31.2)
+        engine.server.progress(f"{job(name)}.0", 150, 31.2)
     return True
 
 
@@ -108,11 +115,11 @@ def end_jobs(engine: FakeEngine) -> None:
     now = time.time()
     cancelled = replace(outcome_of(task("cancelled"), now), finish_reason=None, stopped=StopReason.CANCELLED)
     failed = replace(outcome_of(task("fails"), now), finish_reason=None, failure=FailureType.OUT_OF_MEMORY)
-    engine.server.finish("job-ends.0", outcome_of(task("ends"), now))
-    engine.server.finish("job-cancelled.0", cancelled)
-    engine.server.finish("job-fails.0", replace(failed, failure_message="no memory left"))
+    engine.server.finish(f"{job('ends')}.0", outcome_of(task("ends"), now))
+    engine.server.finish(f"{job('cancelled')}.0", cancelled)
+    engine.server.finish(f"{job('fails')}.0", replace(failed, failure_message=WHY))
     engine.server.set_consuming(False)
-    engine.server.hand_back("job-returns.0")
+    engine.server.hand_back(f"{job('returns')}.0")
 
 
 def said_in(message: str) -> str:
@@ -153,12 +160,17 @@ def dashboard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dashboard]:
 
 def test_the_page_shows_a_running_jobs_rate_and_a_finished_jobs_result(dashboard: Dashboard) -> None:
     with running_browser() as browser:
-        page = browser.new_page(viewport={"width": 1440, "height": 540})
+        page = browser.new_page(viewport={"width": 1280, "height": 540})
         page.goto(dashboard.url("/tasks"))
         page.wait_for_selector("td:has-text('tps=31.2 tokens=150')", timeout=10_000)
         if path := os.environ.get("SHARDQ_SCREENSHOT"):
             page.screenshot(path=path)
-        rows = {name: page.locator("tr", has_text=f"{name} b-1 {MODEL}").inner_text() for name in EXPECTED}
+        rows = {name: page.locator("tr", has_text=f"{name}-of-document-17 {MODEL}").inner_text() for name in EXPECTED}
+        edges = page.locator("#tasks-table th, #tasks-table td, .dataTables_scrollHead th").evaluate_all(
+            "cells => cells.map(cell => [cell.innerText, cell.getBoundingClientRect().right, "
+            "cell.scrollWidth - cell.clientWidth])"
+        )
+    assert not [cell for cell in edges if cell[1] > 1280 or cell[2] > 1], "columns that are hidden or cut"
     for name, (state, result) in EXPECTED.items():
         assert state in rows[name]
         assert result in rows[name]
@@ -166,21 +178,37 @@ def test_the_page_shows_a_running_jobs_rate_and_a_finished_jobs_result(dashboard
 
 
 def test_a_failed_job_says_why(dashboard: Dashboard) -> None:
-    assert dashboard.jobs()["fails"]["exception"] == "out_of_memory: no memory left"
-    assert "out_of_memory: no memory left" in dashboard.get("/task/job-fails.0")
+    assert dashboard.jobs()["fails"]["exception"] == f"out_of_memory: {WHY}"
+    assert f"out_of_memory: {WHY}" in dashboard.get(f"/task/{job('fails')}.0")
 
 
 def test_no_prompt_and_no_text_is_in_any_event_or_page(dashboard: Dashboard) -> None:
-    pages = [dashboard.get(f"/task/job-{name}.0") for name in EXPECTED]
-    assert any("task-succeeded" in said and "job-ends.0" in said for said in dashboard.heard)
-    assert all(f"{name} b-1 {MODEL}" in page for name, page in zip(EXPECTED, pages, strict=True))
+    pages = [dashboard.get(f"/task/{job(name)}.0") for name in EXPECTED]
+    assert any("task-succeeded" in said and f"{job('ends')}.0" in said for said in dashboard.heard)
+    assert all(f"{name}-of-document-17 {MODEL}" in page for name, page in zip(EXPECTED, pages, strict=True))
     assert not [said for said in [*dashboard.heard, *pages] if SECRET in said or "text of job" in said]
 
 
 def test_the_queue_of_every_served_name_is_counted(dashboard: Dashboard) -> None:
     cells = re.findall(r"<td[^>]*>\s*([^<\s]+)\s*</td>", dashboard.get("/broker"))
     # the one that was handed back
-    assert dict(zip(cells[::2], cells[1::2], strict=True))[keys.queue(MODEL)] == "1"
+    assert dict(zip(cells[::2], cells[1::2], strict=True)) == {keys.queue(MODEL): "1"}
+
+
+def test_a_head_is_one_worker_whose_page_lists_its_jobs(dashboard: Dashboard) -> None:
+    listed = json.loads(dashboard.get("/workers?json=1"))["data"]
+    assert [(worker["hostname"], worker["status"], worker["task-failed"]) for worker in listed] == [(HEAD, True, 1)]
+    assert {job["worker"] for job in dashboard.jobs().values()} == {HEAD}
+    with running_browser() as browser:
+        page = browser.new_page(viewport={"width": 1280, "height": 540})
+        page.goto(dashboard.url("/workers"))
+        page.get_by_role("link", name=f"Worker {HEAD}").click()
+        page.wait_for_selector("td:has-text('out_of_memory')", timeout=10_000)
+        assert page.url == dashboard.url(f"/tasks?worker={HEAD}")
+        assert page.locator("#tasks-table tbody tr").count() == len(EXPECTED)
+        page.get_by_role("link", name=f"{job('fails')}.0").first.click()
+        page.get_by_role("link", name=HEAD, exact=True).click()
+        page.wait_for_url(dashboard.url(f"/tasks?worker={HEAD}"))
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ MAX_EVENTS = 1000
 #: seconds that shutting down waits for outstanding acknowledgements
 DRAIN_S = 10.0
 #: what dashboards show of a job that waits in the queue once more
-HANDED_BACK = "handed back, waits in the queue again"
+HANDED_BACK = "waits in the queue again"
 #: seconds between two renewals of the claims on messages in flight: a quarter of `tasks.restorer.OVERDUE_S`
 REFRESH_S = 2.5
 

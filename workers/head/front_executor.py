@@ -85,7 +85,7 @@ class Executor:
         """Under the attempt's lease, publish what `outcome_for` makes of it."""
         admission = self._insist(lambda: self._leases.admit(task_id))
         if admission.state is LeaseState.DONE:
-            return {"tps": None, "finish": "already done"}
+            return {"finish": "already done"}
         if admission.state is LeaseState.TAKEN:
             raise Reject("this front stops", requeue=True)
         logger.info("job taken", extra={"task": task_id})
@@ -171,7 +171,7 @@ class Executor:
     def _show_failed(self, outcome: Outcome, failure: FailureType) -> None:
         """What Celery would send for an exception, which it would log with a traceback, too."""
         reason = f"{failure}: {outcome.failure_message}" if outcome.failure_message else str(failure)
-        self._send_event("task-failed", uuid=outcome.task_id, exception=reason, result=repr(summary(outcome)))
+        self._send_event("task-failed", uuid=outcome.task_id, exception=reason)
 
     def _insist(self, call: Callable[[], T]) -> T:
         """`call()`, again and again while the queue server fails us; Reject once this front stops."""
@@ -191,11 +191,8 @@ def summary(outcome: Outcome) -> dict[str, Any]:
     """What Flower shows of a finished job, its decode rate first."""
     tps = outcome.metrics.decode_tps if outcome.metrics else None
     finish = outcome.finish_reason or outcome.failure or outcome.stopped
-    return {
-        "tps": None if tps is None else round(tps, 2),
-        "tokens": outcome.num_tokens,
-        "finish": None if finish is None else str(finish),
-    }
+    figures = {} if tps is None else {"tps": round(tps, 2)}
+    return {**figures, "tokens": outcome.num_tokens, "finish": None if finish is None else str(finish)}
 
 
 def _rate(tps: float | None) -> str:
