@@ -9,6 +9,7 @@ import redis
 
 from cli.confirmation import confirm, yes_option
 from cli.database import opened
+from cli.interruption import interruptible
 from cli.options import broker_option, database_option, insecure_option, json_option
 from cli.output import counted, moment, note, print_json, print_table
 from storage.job_records import Fate
@@ -90,8 +91,10 @@ def _plain(item: Rejected) -> dict[str, Any]:
 
 
 def _apply(client: redis.Redis, as_json: bool) -> None:
+    left_behind = "what was recorded stays so, the rest waits: the same command goes on"
     with opened() as database:
-        fates = take_in(client, database)
+        with interruptible(lambda: left_behind):
+            fates = take_in(client, database)
         place = database.place
     left = sum(num_rejected(client))
     superfluous = fates[Fate.DUPLICATE] + fates[Fate.STALE] + fates[Fate.DELETED]
@@ -108,9 +111,10 @@ def _apply(client: redis.Redis, as_json: bool) -> None:
 def _drop(client: redis.Redis, yes: bool, as_json: bool) -> None:
     number = sum(num_rejected(client))
     if number:
-        confirm(f"throw away {counted(number, 'record')}", yes=yes)
-        for item in rejected(client):
-            remove(client, item.stream, [item.entry])
+        with interruptible(lambda: f"{counted(sum(num_rejected(client)), 'record')} left of {number:,}"):
+            confirm(f"throw away {counted(number, 'record')}", yes=yes)
+            for item in rejected(client):
+                remove(client, item.stream, [item.entry])
     if as_json:
         print_json({"dropped": number})
     else:

@@ -174,10 +174,11 @@ def _left(database: Database, rows: list[BatchRow]) -> str:
     there = [row.id for row in rows if _exists(database, row.id)]
     if len(there) == len(rows):
         return "nothing was deleted"
+    log = "; the database's log may hold what was in them, `shardq prune --vacuum` empties it"
     if not there:
-        return f"deleted {_both(rows)}"
+        return f"deleted {_both(rows)}{log}"
     more = f" and {len(there) - SHOWN:,} more" if len(there) > SHOWN else ""
-    return f"deleted {len(rows) - len(there):,} of {_batches(rows)}; still there: {', '.join(there[:SHOWN])}{more}"
+    return f"deleted {len(rows) - len(there):,} of {_batches(rows)}; still there: {', '.join(there[:SHOWN])}{more}{log}"
 
 
 def _exists(database: Database, batch_id: str) -> bool:

@@ -13,6 +13,7 @@ from cli.errors import CliError
 from cli.hosting.accounts import OF_THE_HOST, ServerDirectory
 from cli.hosting.server_files import HeadName, TailName
 from cli.hosting.wheel import put_wheel
+from cli.interruption import interruptible
 from cli.options import json_option
 from cli.output import note, print_json, print_table
 
@@ -137,9 +138,11 @@ def _wheel(directory: Path) -> str:
 
 @contextmanager
 def _written(directory: Path) -> Iterator[None]:
-    """Raises CliError for what cannot be written; what was done before stays done."""
+    """Raises CliError for what cannot be written; what was done before stays done, also after Ctrl-C."""
+    left = f"what was told is done; `shardq server accounts {directory}` shows the rest, do that again"
     try:
-        yield
+        with interruptible(lambda: left):
+            yield
     except OSError as error:
         raise CliError(f"cannot write {error.filename or directory}: {error.strerror}") from error
 

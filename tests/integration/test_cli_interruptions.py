@@ -23,11 +23,13 @@ from cli.processes import child_environment, shardq_argv
 from storage.batches import list_batches
 from storage.database import Database
 from storage.states import BatchStatus, JobState
+from tasks import keys
 from tasks.heads import register_profile
 from tests.cli_runner import PROFILE, PROMPTS, Shardq, numbered
 
 #: what `end_jobs` lets jobs fail with is left out otherwise
 AGAIN = ("retry", "--code", "context_length_exceeded")
+LOG = "the database's log may hold what was in them, `shardq prune --vacuum` empties it"
 NOTHING_QUEUED = "Interrupted: nothing was queued: the same command does it again"
 
 
@@ -272,10 +274,31 @@ def test_a_deletion_names_what_is_still_there(run: Shardq, monkeypatch: pytest.M
     monkeypatch.setattr("cli.confirmation.is_terminal", lambda: True)
     ends_with(run, "nothing was deleted", "delete", *ids, stdin=b"")
     with signals_after(monkeypatch, "cli.commands.retention.delete_batch"):
-        ends_with(run, f"deleted 1 of 2 batches; still there: {ids[1]}", "delete", *ids, "--yes")
+        ends_with(run, f"deleted 1 of 2 batches; still there: {ids[1]}; {LOG}", "delete", *ids, "--yes")
     with signals_after(monkeypatch, "storage.retention.delete_batch"):
-        ends_with(run, "deleted 1 batch with 2 jobs", "prune", "--older-than", "0s", "--yes")
+        ends_with(run, f"deleted 1 batch with 2 jobs; {LOG}", "prune", "--older-than", "0s", "--yes")
     assert batches(run) == []
+
+
+def test_records_that_were_being_thrown_away_are_counted(
+    run: Shardq, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with redis.Redis.from_url(redis_url) as client:
+        for number in range(3):
+            client.xadd(keys.REJECTED, {"kind": "outcome", "json": f"{number}"})
+    with signals_after(monkeypatch, "cli.commands.rejected.remove"):
+        ends_with(run, "2 records left of 3", "rejected", "--drop", "--yes")
+    with signals_after(monkeypatch, "cli.commands.rejected.take_in"):
+        left = "what was recorded stays so, the rest waits: the same command goes on"
+        ends_with(run, left, "rejected", "--apply")
+
+
+def test_accounts_that_were_made_are_told_of(run: Shardq, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = tmp_path / "server"
+    assert run("init-server", str(place), "--host", "queue.example.org").exit_code == ExitCode.OK
+    with signals_after(monkeypatch, "cli.hosting.accounts.ServerDirectory.rotate"):
+        left = f"what was told is done; `shardq server accounts {place}` shows the rest, do that again"
+        ends_with(run, left, "server", "rotate", str(place), "head")
 
 
 def test_a_backup_leaves_no_part_of_itself(run: Shardq, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
