@@ -91,7 +91,14 @@ lint: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-check: lint test
+# Lint beside the tests: half of what they do is waiting. The tests' lines are held back in the pipe until lint has said
+# what it has to say, so that the last line is pytest's; both exit statuses count.
+check: SHELL = bash
+check: $(STAMP) browser
+	@set -o pipefail; $(MAKE) --no-print-directory test 2>&1 | { \
+		$(MAKE) --no-print-directory lint; lint=$$?; \
+		test "$$lint" = 0 || echo "lint failed, see above; the tests go on"; \
+		cat; exit "$$lint"; }
 
 parity: $(STAMP)
 	$(BIN)/python -m pytest -m slow --timeout 3600 $(PYTEST_ARGS)
