@@ -129,7 +129,8 @@ def _waited_for(client: redis.Redis) -> Iterator[Finding]:
 
 def _head(place: Place, head: HeadInfo, *needed_by: Role) -> Finding:
     alone = ", the whole model in one process" if head.whole else ""
-    text = f"{head.head_id} serves {head.model} with {counted(head.slots, 'slot')}{alone}"
+    release = f", shardq {head.version}" if head.version else ""
+    text = f"{head.head_id} serves {head.model} with {counted(head.slots, 'slot')}{alone}{release}"
     if head.consuming:
         return ok("heads", text)
     obstacle = f"takes no jobs: {head.obstacle}" if head.obstacle else _NO_TAIL

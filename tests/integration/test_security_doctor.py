@@ -115,7 +115,7 @@ def at_work(servers: SecuredServers) -> Iterator[SecuredServers]:
     """A bookkeeper, a head with a tail and that tail, alive."""
     settings = TaskSettings(broker_url=servers.variables("head-gpu-a")["SHARDQ_BROKER_URL"], tls_ca=servers.ca)
     tail_url = servers.variables("tail-gpu-b")["SHARDQ_RELAY_URL"]
-    info = HeadInfo(HEAD_ID, "one", MODEL, PROFILE, 4, (), True, 0, 0.0, time.time())
+    info = HeadInfo(HEAD_ID, "one", MODEL, PROFILE, 4, (), True, 0, 0.0, time.time(), version="9.8")
     with closing(connect(settings)) as head, servers.queue.admin() as admin:
         register_profile(head, MODEL, PROFILE)
         assert beat(head, info)
@@ -152,6 +152,15 @@ def test_an_env_file_on_a_system_that_works_is_all_right(at_work: SecuredServers
     assert status == ExitCode.OK
     # it asked for nothing that this account may not see
     assert at_work.denied() == []
+
+
+def test_versions_of_host_and_head_are_told_where_they_may_be_seen(at_work: SecuredServers, tmp_path: Path) -> None:
+    _, host = doctor(at_work, "bookkeeper", tmp_path)
+    assert host["bookkeeper"].text == "alive, shardq 9.9"
+    assert host["heads"].text.endswith("with 4 slots, shardq 9.8")
+    _, head = doctor(at_work, "head-gpu-a", tmp_path)
+    assert head["host"].text == "its bookkeeper is of shardq 9.9"
+    assert head["heads"].text.endswith("shardq 9.8")
 
 
 #: env file and what has stopped → the check that fails, and what to do
