@@ -118,8 +118,9 @@ def at_work(servers: SecuredServers) -> Iterator[SecuredServers]:
     info = HeadInfo(HEAD_ID, "one", MODEL, PROFILE, 4, (), True, 0, 0.0, time.time(), version="9.8")
     with closing(connect(settings)) as head, servers.queue.admin() as admin:
         register_profile(head, MODEL, PROFILE)
-        assert beat(head, info)
+        admin.set(keys.HOST, "9.9")
         admin.set(keys.BOOKKEEPER, "one")
+        assert beat(head, info)
         with closing(RedisRelay(tail_url, settings=RelaySettings(tls_ca=servers.ca))) as relay:
             relay.announce(TailInfo(new_tail_id(TAIL_NAME), PROFILE, 5, 8, 65, time.time()))
             servers.denied()
