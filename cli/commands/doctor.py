@@ -60,7 +60,8 @@ def doctor_command(
     """
     findings: list[Finding] = []
     model = model or os.environ.get("SHARDQ_MODEL")
-    checks = [partial(check_link, cost_per_gb)] if link else _checks(place_of(Role(role) if role else None), model)
+    place = place_of(Role(role) if role else None)
+    checks = [partial(check_link, place, cost_per_gb)] if link else _checks(place, model)
     for check in checks:
         for finding in check():
             findings.append(finding)

@@ -6,15 +6,19 @@ import time
 from collections.abc import Iterator
 from contextlib import closing
 
-from cli.doctor.findings import Finding, failed, ok, warning
+import redis
+
+from cli.doctor.findings import Finding, failed, ok, skipped, warning
+from cli.doctor.roles import Place, Role
 from relay.errors import RelayError, RelayRefused
 from relay.settings import RelaySettings
 from relay.streams import RedisRelay
 from tasks.connection import connect, translated
 from tasks.errors import TaskError
 from tasks.expectation import FEWEST_ROUNDS, Expectation, expected
-from tasks.heads import HeadInfo, live_heads
+from tasks.heads import HeadInfo, live_heads, told_by
 from tasks.settings import TaskSettings
+from workers.settings import HeadSettings
 
 #: dollars for a GB that leaves the host; what AWS EC2 takes for the first 10 TB a month
 COST_PER_GB = 0.09
@@ -30,12 +34,14 @@ _CURES = {
 }
 
 
-def check_link(cost_per_gb: float) -> Iterator[Finding]:
-    """This machine's legs, then every pair that is alive."""
+def check_link(place: Place, cost_per_gb: float) -> Iterator[Finding]:
+    """This machine's legs, then every pair that is alive and that its account may see."""
     yield from _wire_leg()
+    if place.role == Role.TAIL:
+        yield skipped("queue leg", "a tail needs no queue server: ask its head, or the host, for the whole link")
+        return
     try:
-        with translated():
-            client = connect(TaskSettings())
+        with closing(connect(TaskSettings())) as client, translated():
             client.ping()
             times = []
             for _ in range(PINGS):
@@ -43,7 +49,7 @@ def check_link(cost_per_gb: float) -> Iterator[Finding]:
                 client.ping()
                 times.append(time.perf_counter() - before)
             yield ok("queue leg", f"round trip {1000 * sorted(times)[PINGS // 2]:.1f} ms")
-            heads = live_heads(client)
+            heads = _seen(place, client)
     except (TaskError, RelayError) as error:
         yield failed("queue leg", str(error))
         return
@@ -52,6 +58,14 @@ def check_link(cost_per_gb: float) -> Iterator[Finding]:
         yield warning("link", "no head that needs a tail is alive: the whole link is measured by a pair at work")
     for head in pairs:
         yield from _pair(head, cost_per_gb)
+
+
+def _seen(place: Place, client: redis.Redis) -> list[HeadInfo]:
+    """The heads that this account sees: a head's own, else all."""
+    if place.role == Role.HEAD and place.queue_account is not None:
+        own = told_by(client, HeadSettings(model="").head_id)
+        return [] if own is None else [own]
+    return [] if place.role == Role.FLOWER else live_heads(client)
 
 
 def _wire_leg() -> Iterator[Finding]:

@@ -164,6 +164,14 @@ def test_versions_of_host_and_head_are_told_where_they_may_be_seen(at_work: Secu
     assert head["heads"].text.endswith("shardq 9.8")
 
 
+@pytest.mark.parametrize("user", ["head-gpu-a", "tail-gpu-b"])
+def test_the_link_is_measured_as_far_as_the_account_may(at_work: SecuredServers, user: str, tmp_path: Path) -> None:
+    result = Shardq(tmp_path, at_work.variables(user))("doctor", "--link")
+    assert result.exit_code == ExitCode.OK, result.output
+    assert "Mbit/s up" in result.stdout
+    assert at_work.denied() == []
+
+
 #: env file and what has stopped → the check that fails, and what to do
 STOPPED = {
     ("bookkeeper", "bookkeeper"): ("bookkeeper", "shardq bookkeeper"),
