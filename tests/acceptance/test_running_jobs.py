@@ -133,7 +133,7 @@ def test_a_cancelled_batch_stops_and_keeps_what_it_has(held: System, tmp_path: P
     stopped = lines_of(errors)
     assert {line["error"]["code"] for line in stopped.values()} == {"cancelled"}
     assert {name: stopped[name].get("shardq", {}).get("partial_text") for name in names} == {
-        name: jobs[name].text or None for name in names
+        name: jobs[name].text for name in names
     }
     held.wait_until(lambda: not any(head.running for head in held.heads()), "idle head", timeout_s=10)
 
