@@ -12,29 +12,18 @@ from tests.chaos.campaign import Options, run
 from tests.chaos.plan import Kind
 from tests.chaos.report import report
 
-#: one of each sort, those first that are over soon
-KINDS = (
-    Kind.KILL_TAIL,
-    Kind.KILL_FRONT,
-    Kind.KILL_BOOKKEEPER,
-    Kind.KILL_SUBMIT,
-    Kind.FREEZE_TAIL,
-    Kind.RESET,
-    Kind.HALF_OPEN,
-    Kind.RESTART_QUEUE,
-    Kind.RESTART_WIRE,
-    Kind.DISK_FULL,
-    Kind.DUPLICATE,
-    Kind.LOSE_READY,
-)
+#: What no other test does to processes that work together. The others have tests of their own: kills in test_batches
+#: and test_fronts, lost and copied messages in test_bookkeeper and test_fronts_recovery, servers that go away and
+#: half-open connections in test_fronts, test_fronts_recovery and test_relay_recovery.
+KINDS = (Kind.KILL_SUBMIT, Kind.FREEZE_TAIL, Kind.RESET, Kind.DISK_FULL)
 
 
 @pytest.mark.timeout(600)
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc and uses prlimit")
-def test_twelve_faults_lose_no_job_double_none_and_change_no_text(tiny: Path) -> None:
+def test_four_faults_lose_no_job_double_none_and_change_no_text(tiny: Path) -> None:
     # a machine of continuous integration may be slow: how soon is measured by the long campaign
     options = Options(
-        jobs=20,
+        jobs=12,
         faults=len(KINDS),
         num_heads=1,
         kinds=KINDS,
