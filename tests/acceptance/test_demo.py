@@ -15,7 +15,7 @@ from cli.processes import child_environment, shardq_argv
 def test_the_demo_runs_16_prompts_and_leaves_their_results(tmp_path: Path) -> None:
     environment = child_environment({"SHARDQ_DATA_DIR": str(tmp_path)})
     argv = shardq_argv("demo", "--json")
-    result = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=600, check=False)
+    result = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=540, check=False)
     assert result.returncode == 0, result.stderr
     shown = json.loads(result.stdout)
     assert shown["request_counts"] == {"total": 16, "completed": 16, "failed": 0}
