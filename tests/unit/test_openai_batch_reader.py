@@ -432,7 +432,7 @@ GEMINI = {"key": "a", "request": {"contents": [{"parts": [{"text": "hello"}]}]}}
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (gzip.compress(TWO.encode()), "is a gzip archive: unpack it with `gunzip`"),
+        (gzip.compress(TWO.encode(), mtime=0), "is a gzip archive: unpack it with `gunzip`"),
         (b"PK\x03\x04\x14\x00 anything", "is a zip archive"),
         (b"PAR1\x15\x04\n anything", "is a parquet file"),
         (TWO.encode("utf-16"), "is UTF-16LE, expected UTF-8: convert it with `iconv -f UTF-16LE -t UTF-8`"),
