@@ -16,6 +16,8 @@ MAX_STOP_CHARACTERS = 1_000
 MAX_TOKEN_IDS = 1_024
 #: largest bias of a token, in either direction
 MAX_BIAS = 100
+#: levels of objects and lists in a note: writing JSON takes a frame of Python's stack for each
+MAX_LEVELS = 100
 #: largest token id or `top_k`
 _MAX_INT32 = 2**31 - 1
 
@@ -125,6 +127,23 @@ def token_biases(value: object) -> tuple[TokenBias, ...]:
         raise Unexpected(f'an object like {{"1234": -5}} of up to {MAX_TOKEN_IDS} token ids')
     biases = [TokenBias(_token_of(key), _bias(key, item)) for key, item in value.items()]
     return tuple(sorted((item for item in biases if item.bias), key=lambda item: item.token))
+
+
+def notes(value: object) -> None:
+    """An object that can be written as it was read: a number beyond all floats would come back as no JSON."""
+    if not isinstance(value, dict):
+        raise Unexpected("an object")
+    if _is_deeper(value, MAX_LEVELS):
+        raise Unexpected(f"an object of at most {MAX_LEVELS} levels")
+    try:
+        json.dumps(value, allow_nan=False)
+    except ValueError as error:
+        raise Unexpected("an object with numbers up to 1.8e308") from error
+
+
+def _is_deeper(value: object, levels: int) -> bool:
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return any(not levels or _is_deeper(item, levels - 1) for item in items)
 
 
 def only(*allowed: object) -> Rule:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import io
 import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, Protocol, runtime_checkable
 
 from cli.client.input_file import open_file, spooled
 from cli.client.voice import Voice
@@ -19,12 +18,23 @@ from tasks.openai_parameters import what_is_unknown
 if TYPE_CHECKING:
     import pandas
 
+
+@runtime_checkable
+class Readable(Protocol):
+    """An open file of texts or bytes, whatever has wrapped it: not all that do are of `io`."""
+
+    def read(self, size: int, /) -> str | bytes:
+        """As much as that, or nothing at the end."""
+
+
 #: a file's path; an open file; a DataFrame with a column for each field; or prompts (texts), chats (lists of messages)
 #: and requests (the object of a line) one after the other
-Source = str | Path | io.IOBase | Iterable[Any]
+Source = str | Path | Readable | Iterable[Any]
 
 #: rows of a DataFrame that are made into lines at a time
 _ROWS = 1000
+#: characters or bytes of an open file that are read at a time
+_CHUNK = 1 << 20
 
 
 def opened(source: Source, voice: Voice) -> AbstractContextManager[BinaryIO]:
@@ -46,9 +56,11 @@ def _exists(path: str) -> bool:
         return False  # longer than any name may be
 
 
-def _lines(source: io.IOBase | Iterable[Any]) -> Iterator[bytes]:
-    if isinstance(source, io.IOBase):
-        yield from (line.encode() if isinstance(line, str) else bytes(line) for line in source)
+def _lines(source: Readable | Iterable[Any]) -> Iterator[bytes]:
+    if isinstance(source, Readable):
+        while chunk := source.read(_CHUNK):
+            # half a surrogate pair is no UTF-8 then either: its line is refused by its number
+            yield chunk.encode(errors="surrogatepass") if isinstance(chunk, str) else chunk
         return
     if isinstance(source, Mapping):
         raise InputRefused("expected several prompts or requests: put the one into a list")
@@ -90,7 +102,10 @@ def _rows(frame: pandas.DataFrame) -> Iterator[dict[str, Any]]:
 
 
 def _check_columns(names: list[str]) -> None:
-    """Once for all rows. Raises InputRefused for what is no field of a line."""
+    """Once for all rows. Raises InputRefused for what is no field of a line, or is one twice."""
+    for name in names:
+        if names.count(name) > 1:
+            raise InputRefused(f"column {name!r}: expected once, there are {names.count(name)} of that name")
     unknown = [f"column {name!r}: {what_is_unknown(name)}" for name in names if not is_field(name)]
     if unknown:
         way = "leave out what is no field of a line, or keep it in `metadata`, a column of objects"

@@ -69,7 +69,7 @@ def refuse_unserved(
     if tell is not nowhere:
         tell_unserved(stream, order, models, tell, voice)
     if not order.skip_invalid or len(unserved) == len(check.models):
-        raise InputRefused("\n".join([*shortened(list(unserved.values())), *_ways(unserved, models)]))
+        raise InputRefused("\n".join([*shortened(list(unserved.values())), *_ways(unserved, order, models)]))
     for message in shortened(list(unserved.values())):
         voice.warn(f"left out: {message}")
 
@@ -119,11 +119,13 @@ def _unserved(name: str | None, check: Check, models: Models) -> str:
     return f"{where}: model: {name!r} is not served; served are: {served}"
 
 
-def _ways(unserved: Iterable[str | None], models: Models) -> list[str]:
+def _ways(unserved: Iterable[str | None], order: Order, models: Models) -> list[str]:
     """What can be done about lines that name a model nobody serves."""
-    name = next((name for name in unserved if name is not None), None)
-    if name is None:
-        return []
+    chosen = {order.defaults.model, *order.defaults.map_model.values()}
+    name = next((name for name in unserved if name not in chosen), None)
+    if name is None:  # an option's, if any: it is mapped no further
+        other = next((name for name in unserved if name is not None), None)
+        return [f"`--expect-model {quote(other)}` waits for a head that serves it"] if other is not None else []
     waits = f"`--expect-model {quote(name)}` waits for a head that serves it"
     if not models.known:
         return [waits]

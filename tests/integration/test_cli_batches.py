@@ -103,6 +103,8 @@ def test_an_unknown_model_as_an_option_is_refused(run: Shardq, served: str) -> N
     result = run("submit", "--model", "huge", "-", stdin=PROMPTS)
     assert result.exit_code == ExitCode.USAGE
     assert "'huge' is not served" in error_of(result)
+    # an option's name is mapped no further
+    assert result.stderr.splitlines()[1:] == ["`--expect-model huge` waits for a head that serves it"]
 
 
 #: as made for OpenAI

@@ -11,6 +11,7 @@ import tracemalloc
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Any
 
 import pandas
@@ -87,9 +88,17 @@ def test_a_file_is_the_batch_that_the_command_line_makes_of_it(
 def test_an_open_file_is_read_as_lines(client: Client, tmp_path: Path) -> None:
     path = tmp_path / "prompts.jsonl"
     path.write_bytes(PROMPTS)
-    with path.open("rb") as binary, path.open(encoding="utf-8") as text:
-        hashes = {client.submit(source).row.file_hash for source in (path, binary, text, io.BytesIO(PROMPTS))}
+    with path.open("rb") as binary, path.open(encoding="utf-8") as text, NamedTemporaryFile("w+") as wrapped:
+        wrapped.write(PROMPTS.decode())
+        wrapped.seek(0)
+        sources = (path, binary, text, io.BytesIO(PROMPTS), wrapped)
+        hashes = {client.submit(source).row.file_hash for source in sources}
     assert len(hashes) == 1
+
+
+def test_half_a_surrogate_pair_in_an_open_file_is_refused_with_its_line(client: Client) -> None:
+    with pytest.raises(InputRefused, match="line 2: expected UTF-8"):
+        client.submit(io.StringIO('{"prompt": "a"}\n{"prompt": "\ud800"}\n'))
 
 
 def test_a_dataframe_is_a_request_a_row_without_what_is_missing(client: Client, run: Shardq) -> None:
@@ -99,6 +108,11 @@ def test_a_dataframe_is_a_request_a_row_without_what_is_missing(client: Client, 
     asked = requests(run, client.submit(frame))
     assert [(asked[name]["prompt"], asked[name]["max_tokens"]) for name in "ab"] == [("one", 5), ("two", 6)]
     assert (asked["a"]["stop"], asked["b"]["stop"]) == (["x"], [])
+
+
+def test_a_column_that_a_dataframe_has_twice_is_refused(client: Client) -> None:
+    with pytest.raises(InputRefused, match="column 'prompt': expected once, there are 2 of that name"):
+        client.submit(pandas.DataFrame([["one", "two"]], columns=["prompt", "prompt"]))
 
 
 def test_columns_of_a_dataframe_that_are_no_fields_are_named_once_and_can_be_notes(client: Client, run: Shardq) -> None:

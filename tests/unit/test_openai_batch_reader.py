@@ -292,6 +292,25 @@ def test_a_value_that_is_not_supported_is_refused_by_name(name: str, value: obje
 
 
 @pytest.mark.parametrize(
+    ("notes", "expected"),
+    [
+        ('{"a": [1e400]}', "expected an object with numbers up to 1.8e308, got an object"),
+        ('{"a": ' + "[" * 101 + "]" * 101 + "}", "expected an object of at most 100 levels, got an object"),
+    ],
+)
+def test_notes_that_cannot_be_written_as_they_were_read_are_refused(notes: str, expected: str) -> None:
+    read = parse_line(1, f'{{"prompt": "x", "metadata": {notes}}}'.encode(), Defaults())
+    assert read == LineError(1, "metadata", expected)
+
+
+def test_notes_of_a_hundred_levels_come_back() -> None:
+    notes = '{"a": ' + "[" * 99 + "]" * 99 + "}"
+    read = parse_line(1, f'{{"prompt": "x", "metadata": {notes}}}'.encode(), Defaults())
+    assert isinstance(read, ParsedJob)
+    assert read.new_job("tiny", 0).metadata == notes.replace(" ", "")
+
+
+@pytest.mark.parametrize(
     ("name", "value", "expected"),
     [
         ("temperature", 2.1, "a number from 0 to 2"),
