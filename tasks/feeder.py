@@ -61,6 +61,15 @@ class _Served:
 
 _NOBODY = _Served()
 
+#: served name → what its heads were when jobs were held back, and these jobs' batches
+_Held = dict[str, tuple[_Served, frozenset[str]]]
+
+
+def _of(held: _Held, model: str, served: _Served) -> frozenset[str]:
+    """The batches that are held back, while the heads are these."""
+    heads, batches = held.get(model, (served, frozenset()))
+    return batches if heads == served else frozenset()
+
 
 class Feeder:
     """Claims waiting jobs in the database and publishes them.
@@ -77,8 +86,10 @@ class Feeder:
         self._publisher = publisher
         self._settings = settings
         self._paused = False
-        #: served name → what its heads were when jobs were held back, and these jobs' batches
-        self._held: dict[str, tuple[_Served, frozenset[str]]] = {}
+        #: what another host wrote
+        self._held: _Held = {}
+        #: what would be too much in the queue for another head
+        self._surplus: _Held = {}
         self._unheard: frozenset[str] = frozenset()
 
     @property
@@ -160,13 +171,20 @@ class Feeder:
         return self._window(served) - queues.num_waiting(self._client, model, priority, versions), room_bytes
 
     def _held_back(self, model: str, served: _Served) -> frozenset[str]:
-        """The batches that have as much in the queue as may wait there for another head, while the heads are these."""
-        heads, batches = self._held.get(model, (served, frozenset()))
-        return batches if heads == served else frozenset()
+        """The batches that wait for other heads, while the heads are these, or for another host.
 
-    def _hold_back(self, model: str, surplus: Sequence[ClaimedJob], served: _Served) -> None:
-        self._held[model] = served, self._held_back(model, served) | {job.batch_id for job in surplus}
-        unclaim(self._database, surplus)
+        Those that have as much in the queue as may wait there for another head come again once there is room.
+        """
+        held, surplus = (_of(store, model, served) for store in (self._held, self._surplus))
+        return held | surplus if surplus and self._room_for_later(model, served) <= 0 else held
+
+    def _hold_back(self, store: _Held, model: str, jobs: Sequence[ClaimedJob], served: _Served) -> None:
+        if jobs:
+            store[model] = served, _of(store, model, served) | {job.batch_id for job in jobs}
+            unclaim(self._database, jobs)
+
+    def _room_for_later(self, model: str, served: _Served) -> int:
+        return self._window(served) - queues.num_waiting(self._client, model, versions=served.later_versions)
 
     def _take_back(self, model: str, served: _Served) -> int:
         starving = {item.priority for item in self._contenders(model, served) if not item.num_in_flight}
@@ -186,12 +204,12 @@ class Feeder:
         """Publish all but what waits for another host, or would be too much for another head; the number published."""
         found, held = publications(claimed)
         later = [job for job in claimed if job.id in found and found[job.id].version in served.later_versions]
+        surplus: list[ClaimedJob] = []
         if later:
-            waiting = queues.num_waiting(self._client, model, versions=served.later_versions)
-            held += later[max(self._window(served) - waiting, 0) :]
-        if held:
-            self._hold_back(model, held, served)
-        held_ids = {job.id for job in held}
+            surplus = later[max(self._room_for_later(model, served), 0) :]
+        self._hold_back(self._held, model, held, served)
+        self._hold_back(self._surplus, model, surplus, served)
+        held_ids = {job.id for job in [*held, *surplus]}
         jobs = [job for job in claimed if job.id not in held_ids]
         try:
             self._publisher.publish(found[job.id] for job in jobs)

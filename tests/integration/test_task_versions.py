@@ -98,6 +98,17 @@ def test_they_are_fed_in_turn_as_soon_as_a_head_lives_that_reads_them(office: Of
     assert in_database(office, later) == {JobState.QUEUED: 30}
 
 
+def test_a_batch_held_back_for_another_head_is_fed_again_once_the_queue_has_room(office: Office) -> None:
+    feeder = office.bookkeeper()._feeder
+    heads.beat(office.client, head_info(slots=1))
+    batch = submit(office.database, 30, **LATER)
+    feeder.turn()
+    queues.remove(office.client, MODEL, set(queues.waiting_ids(office.client, MODEL)))
+    feeder.turn()
+    assert waiting(office, 2) == 10
+    assert in_database(office, batch) == {JobState.QUEUED: 20, JobState.WAITING: 10}
+
+
 def test_without_a_head_all_versions_share_one_window(office: Office) -> None:
     submit(office.database, 30, **LATER)
     submit(office.database, 30)
