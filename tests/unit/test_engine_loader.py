@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, Gemma3Config, Gemma3ForConditionalGeneration
 
 from tests.models import EOS_ID, tiny_config, tiny_model
+from workers.engine.checkpoint import tensor_files
 from workers.engine.families import shorten
 from workers.engine.loader import context_length, load_config, load_head, load_tail, load_whole
 from workers.engine.tokenizer import load_tokenizer
@@ -260,3 +261,10 @@ def test_a_directory_without_tokenizer_is_an_error(tmp_path: Path) -> None:
     with pytest.raises((ModelNotFound, ModelUnsupported)) as caught:
         load_tokenizer(tmp_path)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("content", ['{"weight_map": {"a', "[]", "{}", '{"weight_map": 5}'])
+def test_an_index_that_is_none_is_named(tmp_path: Path, content: str) -> None:
+    (tmp_path / "model.safetensors.index.json").write_text(content)
+    with pytest.raises(ModelDamaged, match=r"index\.json is no index of weights, or was cut off"):
+        tensor_files(tmp_path)

@@ -41,8 +41,9 @@ def test_ends_of_texts_are_those_of_all_files_together(
     assert end_ids(tmp_path, read) == ends
 
 
-def test_a_config_that_is_no_json_is_named(tmp_path: Path) -> None:
-    (tmp_path / "generation_config.json").write_text("{")
+@pytest.mark.parametrize("content", ["{", "[]", "null"])
+def test_a_config_that_is_no_json_object_is_named(tmp_path: Path, content: str) -> None:
+    (tmp_path / "generation_config.json").write_text(content)
     with pytest.raises(ModelDamaged, match=r"generation_config\.json is no JSON"):
         end_ids(tmp_path, byte_tokenizer())
 

@@ -29,18 +29,25 @@ LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 def tensor_files(directory: Path) -> dict[str, Path]:
     """Every tensor's name and the file that holds it, which need not be here.
 
-    ModelNotFound if the directory has neither an index nor a single safetensors file.
+    ModelNotFound if the directory has neither an index nor a single safetensors file, ModelDamaged for a bad index.
     """
     index = directory / INDEX
     if index.is_file():
-        weights = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-        return {name: directory / file for name, file in weights.items()}
+        return {name: directory / file for name, file in _weight_map(index).items()}
     single = directory / SINGLE
     if single.is_file():
         return dict.fromkeys(read_header(single)[1], single)
     if any(directory.glob("*.bin")):
         raise ModelNotFound(f"{directory} has pickled .bin weights only; shardq reads safetensors")
     raise ModelNotFound(f"{directory} has no {SINGLE} and no {INDEX}")
+
+
+def _weight_map(index: Path) -> dict[str, str]:
+    try:
+        weights: dict[str, str] = dict(json.loads(index.read_text(encoding="utf-8"))["weight_map"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise ModelDamaged(f"{index} is no index of weights, or was cut off") from error
+    return weights
 
 
 def part_names(

@@ -94,9 +94,11 @@ def _read_json(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ModelDamaged(f"{path} is no JSON: {_first_line(error)}") from error
+    if not isinstance(content, dict):
+        raise ModelDamaged(f"{path} is no JSON object")
     return content
 
 
