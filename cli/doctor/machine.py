@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import platform
@@ -88,7 +89,9 @@ def check_disk() -> Iterator[Finding]:
         probe.write_bytes(b"x")
         probe.unlink()
     except OSError as error:
-        yield failed("disk", f"cannot write to {folder}: {error.strerror}; name another with --data-dir")
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        mend = "make room there" if full else "make it yours, or name another with --data-dir"
+        yield failed("disk", f"cannot write to {folder}: {error.strerror}; {mend}")
         return
     free = shutil.disk_usage(folder).free
     if free < MIN_FREE_BYTES:
