@@ -34,6 +34,8 @@ def order_of(
         raise InputRefused(f'on_invalid: expected "reject" or "skip", got {on_invalid!r}')
     if priority is not None and priority not in PRIORITIES:
         raise InputRefused(f"priority: expected {PRIORITIES[0]} to {PRIORITIES[-1]}, got {priority!r}")
+    _check_kind("map_model", defaults.get("map_model") or {}, Mapping, "served names by name")
+    _check_kind("expect_model", expect_model, Collection, "a name or names")
     try:
         checked = Defaults.of(**defaults)
     except ParameterInvalid as error:
@@ -52,6 +54,7 @@ def order_of(
 
 def notes_of(metadata: Mapping[str, str] | None) -> dict[str, str] | None:
     """Notes about a batch, within OpenAI's limits: typed clients check them. Raises InputRefused."""
+    _check_kind("metadata", metadata or {}, Mapping, "notes by key")
     notes = dict(metadata or {})
     for key, note in notes.items():
         if not (is_text(key) and is_text(note) and 0 < len(key) <= MAX_KEY and len(note) <= MAX_NOTE):
@@ -88,6 +91,11 @@ def check_limit(limit: int) -> None:
     """Raises InputRefused for less than one."""
     if limit < 1:
         raise InputRefused(f"limit: expected a number from 1, got {limit!r}")
+
+
+def _check_kind(keyword: str, value: object, kind: type, expected: str) -> None:
+    if not isinstance(value, kind):
+        raise InputRefused(f"{keyword}: expected {expected}, got {value!r}")
 
 
 def _check_names(keyword: str, names: Collection[str], known: Iterable[str]) -> None:

@@ -64,6 +64,8 @@ def _lines(source: Readable | Iterable[Any]) -> Iterator[bytes]:
         return
     if isinstance(source, Mapping):
         raise InputRefused("expected several prompts or requests: put the one into a list")
+    if not isinstance(source, Iterable):
+        raise InputRefused(f"expected a path, an open file, a DataFrame or prompts, got {type(source).__name__}")
     items = _rows(source) if _is_frame(source) else source
     for number, item in enumerate(items, start=1):
         yield _line(number, item)

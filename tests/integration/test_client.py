@@ -96,6 +96,22 @@ def test_an_open_file_is_read_as_lines(client: Client, tmp_path: Path) -> None:
     assert len(hashes) == 1
 
 
+@pytest.mark.parametrize(
+    ("keywords", "said"),
+    [
+        ({"source": 5}, "expected a path, an open file, a DataFrame or prompts, got int"),
+        ({"source": None}, "expected a path, an open file, a DataFrame or prompts, got NoneType"),
+        ({"expect_model": 5}, "expect_model: expected a name or names, got 5"),
+        ({"map_model": "a=b"}, "map_model: expected served names by name, got 'a=b'"),
+        ({"metadata": ["k"]}, "metadata: expected notes by key, got ['k']"),
+    ],
+)
+def test_what_is_of_another_kind_is_refused_by_its_name(client: Client, keywords: dict[str, Any], said: str) -> None:
+    with pytest.raises(InputRefused) as refused:
+        client.submit(keywords.pop("source", ["a prompt"]), **keywords)
+    assert refused.value.message == said
+
+
 def test_half_a_surrogate_pair_in_an_open_file_is_refused_with_its_line(client: Client) -> None:
     with pytest.raises(InputRefused, match="line 2: expected UTF-8"):
         client.submit(io.StringIO('{"prompt": "a"}\n{"prompt": "\ud800"}\n'))

@@ -134,9 +134,7 @@ def test_a_split_file_is_joined_from_any_of_its_parts(tmp_path: Path, number: in
 def test_an_absent_part_of_a_split_file_is_named(tmp_path: Path) -> None:
     write_gguf(tmp_path / "big.gguf", tiny_model(tmp_path / "origin"), tensors_per_part=15)
     (tmp_path / "big-00002-of-00003.gguf").unlink()
-    with pytest.raises(
-        ModelNotFound, match=r"big-00002-of-00003\.gguf is missing: .* is one of 3 parts, 1 of them absent"
-    ):
+    with pytest.raises(ModelNotFound, match=r"big-00002-of-00003\.gguf is missing: .* is one of 3 parts$"):
         gguf.GGUFFile.open(tmp_path / "big-00001-of-00003.gguf")
 
 

@@ -27,6 +27,7 @@ def write(directory: Path, file: str, content: Any) -> None:
         ({}, {"text_config": {"eos_token_id": [7]}}, "<|im_end|>", (7, 258)),
         ({}, {"eos_token_id": 3, "text_config": {"eos_token_id": 7}}, None, (3, 7)),
         ({"eos_token_id": None}, {"eos_token_id": -1}, None, ()),
+        ({"eos_token_id": [True, 5]}, {"eos_token_id": True, "text_config": ["no object"]}, None, (5,)),
         (None, None, "<|endoftext|>", (256,)),
     ],
 )

@@ -155,19 +155,15 @@ def parts(path: Path) -> tuple[Path, ...]:
     match = PART_NAME.fullmatch(path.name)
     numbers = range(1, int(match["count"]) + 1) if match else range(0)
     if match is None or int(match["number"]) not in numbers:
-        files = [path]
-    else:
-        files = [
-            path.with_name(f"{match['stem']}-{number:0{len(match['number'])}}-of-{match['count']}.gguf")
-            for number in numbers
-        ]
-    missing = [file for file in files if not file.is_file()]
-    if missing and len(files) == 1:
-        raise ModelNotFound(f"GGUF file {path} does not exist")
-    if missing:
-        raise ModelNotFound(
-            f"{missing[0]} is missing: {path.name} is one of {len(files)} parts, {len(missing)} of them absent"
-        )
+        if not path.is_file():
+            raise ModelNotFound(f"GGUF file {path} does not exist")
+        return (path,)
+    files = []
+    for number in numbers:
+        file = path.with_name(f"{match['stem']}-{number:0{len(match['number'])}}-of-{match['count']}.gguf")
+        if not file.is_file():  # a name may promise a million parts: the first that is absent is enough
+            raise ModelNotFound(f"{file} is missing: {path.name} is one of {len(numbers)} parts")
+        files.append(file)
     return tuple(files)
 
 

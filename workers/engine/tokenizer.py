@@ -44,8 +44,9 @@ def end_ids(directory: Path | str, tokenizer: PreTrainedTokenizerBase) -> tuple[
     for file in ("generation_config.json", "config.json"):
         config = _read_json(Path(directory) / file)
         found.extend(_eos_ids(config))
-        found.extend(_eos_ids(config.get("text_config") or {}))
-    return tuple(sorted({number for number in found if isinstance(number, int) and number >= 0}))
+        found.extend(_eos_ids(config.get("text_config")))
+    # `true` is an int for Python
+    return tuple(sorted({number for number in found if type(number) is int and number >= 0}))
 
 
 def overlooked_end(tokenizer: PreTrainedTokenizerBase, ends: Sequence[int]) -> str | None:
@@ -102,6 +103,6 @@ def _read_json(path: Path) -> dict[str, Any]:
     return content
 
 
-def _eos_ids(config: dict[str, Any]) -> list[Any]:
-    value = config.get("eos_token_id")
+def _eos_ids(config: object) -> list[Any]:
+    value = config.get("eos_token_id") if isinstance(config, dict) else None
     return value if isinstance(value, list) else [value]
