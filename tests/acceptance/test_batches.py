@@ -160,12 +160,17 @@ def test_workers_stop_in_order_and_a_head_without_a_tail_takes_nothing_and_says_
     assert left.num_open > 0
 
     whole_system.start_head()
-    whole_system.wait_until(lambda: bool(whole_system.heads()), "head")
+    no_tail = "no tail is there (start `shardq tail`)"
+    whole_system.wait_until(
+        lambda: [head.obstacle for head in whole_system.heads()] == [no_tail], "head without a tail"
+    )
     second = whole_system.submit(short(3))
+    queued = ["queued"] * 3
+    whole_system.wait_until(lambda: [job.state for job in whole_system.jobs(second)] == queued, "queued jobs")
     status = whole_system.shardq("status", second)
     assert status.returncode == ExitCode.UNFINISHED
-    assert "head head takes no jobs: no tail is there (start `shardq tail`)" in status.stderr
-    assert [job.state for job in whole_system.jobs(second)] == ["queued"] * 3
+    assert f"head head takes no jobs: {no_tail}" in status.stderr
+    assert [job.state for job in whole_system.jobs(second)] == queued
 
     whole_system.start_tail()
     assert whole_system.wait_for(second).counts.completed == 3
