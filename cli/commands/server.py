@@ -81,7 +81,7 @@ def rotate_command(directory: Path, accounts: Sequence[str]) -> None:
     \b
     shardq server rotate /srv/shardq head-gpu-a
     """
-    servers = [server for user in accounts for server in ServerDirectory.open(directory).accounts().get(user, ())]
+    servers = _servers_of(directory, accounts)
     with _written(directory):
         for user in accounts:
             click.echo(f"{user}: {ServerDirectory.open(directory).rotate(user)}")
@@ -101,7 +101,7 @@ def revoke_command(directory: Path, accounts: Sequence[str]) -> None:
     \b
     shardq server revoke /srv/shardq tail-gpu-b
     """
-    servers = [server for user in accounts for server in ServerDirectory.open(directory).accounts().get(user, ())]
+    servers = _servers_of(directory, accounts)
     with _written(directory):
         for user in accounts:
             ServerDirectory.open(directory).revoke(user)
@@ -134,6 +134,12 @@ def _wheel(directory: Path) -> str:
         return str(put_wheel(directory))
     except CliError as error:
         return f"none, {error}"
+
+
+def _servers_of(directory: Path, accounts: Sequence[str]) -> list[str]:
+    """The servers of all these accounts. Raises NotFound before the first of them is changed."""
+    known = ServerDirectory.open(directory)
+    return [server for user in accounts for server in known.servers_of(user)]
 
 
 @contextmanager

@@ -103,7 +103,7 @@ class ServerDirectory:
 
     def rotate(self, user: str) -> Path:
         """New passwords for an account; its env file. Raises NotFound."""
-        servers = self._known(user)
+        servers = self.servers_of(user)
         path = self.path / "env" / f"{user}.env"
         fresh = {server: Account.new(user, self._rules(user, server)) for server in servers}
         queue, wire = fresh.get("queue"), fresh.get("wire")
@@ -114,7 +114,7 @@ class ServerDirectory:
 
     def revoke(self, user: str) -> None:
         """Remove an account and its env file. Raises NotFound, or CliError for one that cannot be done without."""
-        self._known(user)
+        self.servers_of(user)
         if user in OF_THE_HOST:
             raise CliError(f"the host itself works as {user}: `shardq server rotate` gives it new passwords")
         if [*self._remote()] == [user]:
@@ -154,7 +154,8 @@ class ServerDirectory:
         if wire is not None:
             self.wire.with_line(wire.user, wire.line()).write()
 
-    def _known(self, user: str) -> tuple[str, ...]:
+    def servers_of(self, user: str) -> tuple[str, ...]:
+        """The servers that an account may use. Raises NotFound."""
         accounts = self.accounts()
         if user not in accounts:
             raise NotFound(f"no account {user!r}: there are {', '.join(accounts)}")

@@ -286,8 +286,9 @@ def test_records_that_were_being_thrown_away_are_counted(
     with redis.Redis.from_url(redis_url) as client:
         for number in range(3):
             client.xadd(keys.REJECTED, {"kind": "outcome", "json": f"{number}"})
-    with signals_after(monkeypatch, "cli.commands.rejected.remove"):
-        ends_with(run, "2 records left of 3", "rejected", "--drop", "--yes")
+        with signals_after(monkeypatch, "cli.commands.rejected.remove"):
+            ends_with(run, "2 records left of 3", "rejected", "--drop", "--yes")
+        assert client.xlen(keys.REJECTED) == 2
     with signals_after(monkeypatch, "cli.commands.rejected.take_in"):
         left = "what was recorded stays so, the rest waits: the same command goes on"
         ends_with(run, left, "rejected", "--apply")

@@ -121,6 +121,13 @@ def test_an_account_gets_new_passwords_and_keeps_everything_else(host: Path, run
     assert ("begins anew" in done.stderr) == (user in ("client", "flower"))
 
 
+@pytest.mark.parametrize("command", ["rotate", "revoke"])
+def test_one_unknown_account_among_several_leaves_all_as_they_were(host: Path, run: Shardq, command: str) -> None:
+    before = others(host)
+    assert "no account 'head-gpu-z'" in error_of(run("server", command, str(host), "tail-gpu-b", "head-gpu-z"))
+    assert others(host) == before
+
+
 def test_a_revoked_account_is_gone_and_nobody_else(host: Path, run: Shardq) -> None:
     assert run("server", "add", str(host), "--tail", "gpu-d").exit_code == 0
     before = others(host, "tail-gpu-b")
